@@ -1,0 +1,6 @@
+"""Looking at attention: watch a model, keep a Record of what it did, and render it."""
+
+from regard.look._record import Record, Site, Token
+from regard.look._watch import watch
+
+__all__ = ["Record", "Site", "Token", "watch"]
