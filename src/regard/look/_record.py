@@ -185,10 +185,7 @@ def _describe(
         "dropout_p": site.dropout_p,
         "query_tokens": tables.index(site.query_tokens),
         "key_tokens": tables.index(site.key_tokens),
-        "arrays": {
-            name: [f"{number}.{name}", str(tensor.dtype).removeprefix("torch.")]
-            for name, tensor in kept.items()
-        },
+        "arrays": stored,
     }
 
 
@@ -197,7 +194,7 @@ def _restore(head: dict[str, Any], arrays: Any, tables: list[tuple[Token, ...]])
     weights = tensors.pop("weights")
     plain = {name: head[name] for name in ("name", "kind", "call", "scale", "causal", "dropout_p")}
     tokens = {name: tables[head[name]] for name in ("query_tokens", "key_tokens")}
-    site = Site(**plain, **tokens, **tensors)
+    site = Site(**plain, **tokens, **tensors)  # type: ignore[arg-type]
     site.__dict__["weights"] = weights
     return site
 

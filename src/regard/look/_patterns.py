@@ -1,0 +1,105 @@
+"""What a head mostly does, read off its weights; and which head to show first."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from regard.look._record import Record, Site
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """The place a head looks at most, as a letter and in words, and the share of all weight that goes there."""
+
+    letter: str
+    words: str
+    share: float
+
+
+LEGEND = {
+    "p": "the token before",
+    "n": "the token after",
+    "s": "the token itself",
+    "f": "the first token",
+    "l": "the last token",
+    "-": "elsewhere",
+}
+
+
+def pattern_of(weights: Tensor) -> Pattern:
+    """Where one head's weights (Tq, Tk) mostly go: the largest share of the places in LEGEND."""
+    queries, keys = weights.shape
+    if queries == 0 or keys == 0:
+        return Pattern("-", LEGEND["-"], 0.0)
+    shares = {"f": _mean(weights[:, 0]), "l": _mean(weights[:, -1])}
+    if queries == keys:
+        shares |= {name: _mean(weights.diagonal(step)) for name, step in (("p", -1), ("n", 1), ("s", 0))}
+    letter = max(shares, key=lambda name: shares[name])
+    if shares[letter] < 0.25:
+        return Pattern("-", LEGEND["-"], 1.0 - shares[letter])
+    return Pattern(letter, LEGEND[letter], shares[letter])
+
+
+def _mean(values: Tensor) -> float:
+    return float(values.mean()) if values.numel() else 0.0
+
+
+def maps_of(site: Site) -> Tensor:
+    """The weights of a site's first sample, (H, Tq, Tk), in float32 on the CPU."""
+    weights = site.weights.detach().float().cpu()
+    return weights.reshape(-1, *weights.shape[-3:])[0] if weights.dim() >= 3 else weights[None]
+
+
+def most_telling(record: Record) -> tuple[int, int]:
+    """(site, head) of the head that links words most: the largest weight between tokens of the text that are no
+    neighbours, averaged over the queries. Special tokens do not count, on either side."""
+    best, place = -1.0, (0, 0)
+    for number, site in enumerate(record.sites):
+        links = maps_of(site) * _far_content(site)
+        scores = links.amax(-1).mean(-1) if links.numel() else torch.zeros(site.heads)
+        head = int(scores.argmax())
+        if float(scores[head]) > best:
+            best, place = float(scores[head]), (number, head)
+    return place
+
+
+def telling_query(site: Site, head: int) -> int:
+    """The query that gives most weight to one token of the text that is no neighbour."""
+    links = maps_of(site)[head] * _far_content(site)
+    return int(links.amax(-1).argmax()) if links.numel() else 0
+
+
+def _far_content(site: Site) -> Tensor:
+    queries, keys = site.lengths
+    distance = torch.arange(queries)[:, None] - torch.arange(keys)[None, :]
+    apart = distance.abs() > 1 if site.kind == "self" else torch.ones(queries, keys, dtype=torch.bool)
+    for tokens, shape in ((site.query_tokens, (-1, 1)), (site.key_tokens, (1, -1))):
+        if tokens:
+            apart = apart & torch.tensor([not token.special for token in tokens]).reshape(shape)
+    return apart
+
+
+def pick(record: Record, layer: int | None, head: int | None) -> tuple[int, int]:
+    """The (layer, head) to show in full: the ones asked for, else the most telling. ValueError when out of range."""
+    _require("layer", layer, len(record.sites))
+    if layer is None and head is None:
+        return most_telling(record)
+    if layer is None:
+        fitting = [
+            number for number, site in enumerate(record.sites) if head is not None and head < site.heads
+        ]
+        _require("head", head, max(site.heads for site in record.sites))
+        only = Record([record.sites[number] for number in fitting])
+        return fitting[most_telling(only)[0]], int(head or 0)
+    _require("head", head, record.sites[layer].heads)
+    return layer, most_telling(Record([record.sites[layer]]))[1] if head is None else head
+
+
+def _require(name: str, value: int | None, count: int) -> None:
+    if value is not None and not 0 <= value < count:
+        raise ValueError(
+            f"--{name} {value}: there are {count} {name}s, counted from 0; give 0 to {count - 1}"
+        )
