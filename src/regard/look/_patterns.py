@@ -25,7 +25,7 @@ LEGEND = {
     "s": "the token itself",
     "f": "the first token",
     "l": "the last token",
-    "-": "elsewhere",
+    "-": "no one place",
 }
 
 

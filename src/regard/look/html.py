@@ -27,9 +27,9 @@ def page(record: Record, layer: int | None = None, head: int | None = None) -> s
     """One self-contained page about a record, opened on (layer, head): by default on the most telling head.
 
     Every weight is carried to within 1/65535. When all of them would make the page too large (about 20 MB), only the
-    layer, and then only the head it opens on is kept, and the page says so. Its policy (`default-src 'none'`) keeps the
-    browser from loading or sending anything, and text from the record is inert in it. ValueError for a record without
-    sites, and for a layer or head that it does not have.
+    layer, and then only the head it opens on is kept, and the page says so. Its policy (`default-src 'none'`) keeps
+    the browser from loading or sending anything, and text from the record is inert in it. ValueError for a record
+    without sites, and for a layer or head that it does not have.
     """
     if not record.sites:
         raise ValueError("this record holds no attention: there is nothing to draw")
