@@ -57,6 +57,65 @@ def doctor() -> None:
     _doctor.show()
 
 
+@app.command()
+def explain(
+    sentence: Annotated[str | None, typer.Argument(help="The text to explain, in quotes.")] = None,
+    example: Annotated[
+        str | None, typer.Option(help="life-is-short, life-is-short-heads, life-is-short-cross or karina.")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="A fetched model, or a local transformers folder.")
+    ] = None,
+    layer: Annotated[int | None, typer.Option(help="The model's layer, counted from 0.")] = None,
+    head: Annotated[int | None, typer.Option(help="The head, counted from 0.")] = None,
+    token: Annotated[str | None, typer.Option(help="The query: a number from 0, a token, or all.")] = None,
+    against: Annotated[str | None, typer.Option(help="A second text for keys and values.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Draws the embedding and projections (123).")] = None,
+    dim: Annotated[int | None, typer.Option(help="Width of the embedding (16).")] = None,
+    key_dim: Annotated[int | None, typer.Option(help="Width of queries and keys (24).")] = None,
+    value_dim: Annotated[int | None, typer.Option(help="Width of values (28).")] = None,
+    heads: Annotated[int | None, typer.Option(help="Number of heads (1).")] = None,
+    mask: Annotated[str | None, typer.Option(help="causal, window:2,0, prefix:3, ...")] = None,
+    score: Annotated[str | None, typer.Option(help="dot, softcap:30, cosine, distance, additive.")] = None,
+    normalize: Annotated[
+        str | None, typer.Option(help="softmax, sparsemax, entmax15, sigmoid, relu.")
+    ] = None,
+    bias: Annotated[str | None, typer.Option(help="alibi, relative:REACH.")] = None,
+) -> None:
+    """Work one attention out step by step, with every number, and check each of them."""
+    from regard.look import _explain_command
+
+    options = dict(locals())
+    text, named, watched = (options.pop(name) for name in ("sentence", "example", "model"))
+    del options["_explain_command"]
+    _explain_command.show(_explain_command.explain(text, named, watched, options))
+
+
+@app.command()
+def plan(
+    query: Annotated[str, typer.Option(help="Shape of the query: B,H,Tq,D.")],
+    key: Annotated[
+        str | None, typer.Option(help="Shape of the key: B,Hkv,Tk,D; the query's if left out.")
+    ] = None,
+    value: Annotated[
+        str | None, typer.Option(help="Shape of the value: B,Hkv,Tk,Dv; the key's if left out.")
+    ] = None,
+    mask: Annotated[str | None, typer.Option(help="causal, window:255,0, prefix:16, ...")] = None,
+    score: Annotated[str | None, typer.Option(help="dot, softcap:30, cosine, distance, additive.")] = None,
+    normalize: Annotated[
+        str | None, typer.Option(help="softmax, sparsemax, entmax:1.3, sigmoid, ...")
+    ] = None,
+    bias: Annotated[str | None, typer.Option(help="alibi, relative:REACH.")] = None,
+    dtype: Annotated[str, typer.Option(help="float32, float64, bfloat16 or float16.")] = "float32",
+    train: Annotated[bool, typer.Option("--train", help="Query, key and value take gradients.")] = False,
+) -> None:
+    """Say which kernel a call of these shapes runs on, why not the others, and what it costs."""
+    from regard.look import _plan_view
+
+    shapes = (query, key, value)
+    _plan_view.show(shapes, mask=mask, score=score, normalize=normalize, bias=bias, dtype=dtype, train=train)
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line. A mistake is one message on stderr and exit code 2; REGARD_TRACEBACK=1 shows where."""
     from regard._fetch import FetchError

@@ -112,7 +112,7 @@ def _entmax(row: Tensor, alpha: float) -> Tensor:
 
 
 def context(weights_: Tensor, value: Tensor) -> Tensor:
-    """(n, Dv): the values (Tk, Dv) added up with the weights (n, Tk). A key of weight 0 adds nothing, whatever is in it."""
+    """(n, Dv): the values (Tk, Dv) added up with the weights (n, Tk). A key of weight 0 adds nothing at all."""
     rows = []
     for row in weights_.double():
         used = row != 0

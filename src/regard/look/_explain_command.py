@@ -1,0 +1,88 @@
+"""What the command `explain` does."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from rich.console import Console
+
+from regard.look import _choices
+from regard.look._examples import Sizes, example, sentence
+from regard.look.explain import Explanation
+
+# What only a sentence with a seeded embedding has: an example has its own, and a model too.
+_OF_SENTENCE = (
+    "against",
+    "seed",
+    "dim",
+    "key_dim",
+    "value_dim",
+    "heads",
+    "mask",
+    "score",
+    "normalize",
+    "bias",
+)
+
+
+def show(explanation: Explanation) -> None:
+    """Print it: in colour in a terminal, as plain text elsewhere. A step that disagrees ends with exit code 1."""
+    if sys.stdout.isatty():
+        Console().print(explanation)
+    else:
+        print(explanation)
+    if not explanation.agrees:
+        raise SystemExit(1)
+
+
+def explain(text: str | None, named: str | None, model: str | None, options: dict[str, Any]) -> Explanation:
+    """The explanation of a text, of an example, or of a text in a model; an option of another kind is refused."""
+    given = {name: value for name, value in options.items() if value is not None}
+    if named is not None:
+        if text is not None or model is not None:
+            raise ValueError("--example has its own sentence and numbers; leave out the text and --model")
+        _refuse(given, (*_OF_SENTENCE, "layer"), "--example")
+        return example(named, given.get("token"), given.get("head", 0))
+    if text is None:
+        raise ValueError('give a text: regard explain "a sentence", or --example life-is-short')
+    if model is not None:
+        from regard.look._explain_model import of_model
+
+        _refuse(given, _OF_SENTENCE, "--model")
+        return of_model(
+            text, model, layer=given.get("layer"), head=given.get("head"), token=given.get("token")
+        )
+    _refuse(given, ("layer",), "a text without --model")
+    return _sentence(text, given)
+
+
+def _refuse(given: dict[str, Any], others: tuple[str, ...], beside: str) -> None:
+    for name in others:
+        if name in given:
+            raise ValueError(f"--{name.replace('_', '-')} means nothing beside {beside}; leave it out")
+
+
+def _sentence(text: str, given: dict[str, Any]) -> Explanation:
+    sizes = Sizes(**{name: given[name] for name in ("dim", "key_dim", "value_dim", "heads") if name in given})
+    seed = given.get("seed", 123)
+    if not 0 <= seed < 2**63:
+        raise ValueError(f"--seed: expected a number from 0 to 2^63 - 1, got {seed}")
+    mechanism: dict[str, Any] = {}
+    if "mask" in given:
+        mechanism["mask"] = _choices.mask(given["mask"])
+    if "score" in given:
+        mechanism["score"] = _choices.score(given["score"], sizes.key_dim, seed)
+    if "normalize" in given:
+        mechanism["normalize"] = _choices.normalizer(given["normalize"])
+    if "bias" in given:
+        mechanism["bias"] = _choices.bias(given["bias"], sizes.heads)
+    return sentence(
+        text,
+        against=given.get("against"),
+        token=given.get("token"),
+        head=given.get("head", 0),
+        seed=seed,
+        sizes=sizes,
+        **mechanism,
+    )

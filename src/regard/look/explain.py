@@ -1,0 +1,98 @@
+"""The worked example: one attention call, step by step, every number computed twice."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.look._explain_stages import inside
+from regard.look._explain_step import Check, Explanation, Step, compare
+from regard.look._explain_view import View
+from regard.look._record import Site
+
+__all__ = ["Check", "Explanation", "Step", "compare", "explain"]
+
+
+def explain(
+    source: Tensor | Site,
+    key: Tensor | None = None,
+    value: Tensor | None = None,
+    *,
+    token: int | None = None,
+    head: int = 0,
+    sample: int = 0,
+    tokens: Sequence[str] = (),
+    key_tokens: Sequence[str] = (),
+    stages: Mapping[str, Any] | None = None,
+    title: str = "",
+    **mechanism: Any,
+) -> Explanation:
+    """The worked example of one attention call: scores, scaled, bias, mask, weights, context.
+
+    `explain(query, key, value, **mechanism)` takes what `attention` takes (query (*batch, H, Tq, D), key
+    (*batch, Hkv, Tk, D), value (*batch, Hkv, Tk, Dv), and score=, normalize=, mask=, bias=); `explain(site)` takes a
+    site of a Record, and its context is also compared with what the model produced. Each step has its name, formula,
+    shape and numbers; the numbers come from the public API, and each is computed again from the step before it by
+    plain arithmetic in float64.
+
+    One head of one sample is shown, for one query `token` or, with None, for all; the three are counted from 0.
+    `tokens` and `key_tokens` name queries and keys (`key_tokens` are the `tokens` where there are as many).
+    `stages` are what came before, by name, printed first: text, vocabularies, tensors, or a `Step` with checks of its
+    own; stages named queries, keys or values stand in for the ones that are shown otherwise.
+
+    Weights are shown before dropout. Raises ValueError or TypeError as `attention` does, and for a token, head or
+    sample that is not there or a call of more than 2^26 pairs (H Tq Tk).
+    """
+    site = source if isinstance(source, Site) else None
+    if isinstance(source, Site):
+        if key is not None or value is not None or mechanism:
+            raise TypeError("explain(site): a site has its own key, value and mechanism; leave them out")
+        tokens = tokens or [token.text for token in source.query_tokens]
+        key_tokens = key_tokens or [token.text for token in source.key_tokens]
+        public, mechanism = (source.query, source.key, source.value), dict(source.mechanism)
+    elif isinstance(source, Tensor) and isinstance(key, Tensor) and isinstance(value, Tensor):
+        public = (source, key, value)
+    else:
+        got = ", ".join(type(given).__name__ for given in (source, key, value))
+        raise TypeError(f"explain: expected query, key and value tensors, or one site of a Record; got {got}")
+    with torch.no_grad():
+        view = View.of(public, mechanism, (token, head, sample), tokens, key_tokens)
+        steps = [*_before(stages or {}, view), *inside(view, site)]
+    return Explanation(title or _title(view, site), tuple(steps), token, head)
+
+
+def _title(view: View, site: Site | None) -> str:
+    where = f"{site.title}, " if site is not None else ""
+    head = f"head {view.head} of {view.call.frame.H}, " if view.call.frame.H > 1 else ""
+    who = "every query" if view.token is None else f'query {view.token} "{view.tokens[view.token]}"'
+    return f"{where}{head}{who} over {view.call.frame.Tk} keys (all counted from 0)"
+
+
+def _before(stages: Mapping[str, Any], view: View) -> list[Step]:
+    """What came before attention: the stages that were given, and queries, keys and values where they were not."""
+    steps = [
+        stage if isinstance(stage, Step) else _stage(name, stage, view) for name, stage in stages.items()
+    ]
+    given = {step.name for step in steps}
+    names = (view.tokens, view.key_tokens, view.key_tokens)
+    tensors = (view.call.query, view.call.key, view.call.value)
+    for name, tensor, public, rows in zip(
+        ("queries", "keys", "values"), tensors, view.public, names, strict=True
+    ):
+        if name not in given:
+            steps.append(Step(name, "", view.one(tensor), tuple(public.shape), rows))
+    return steps
+
+
+def _stage(name: str, stage: Any, view: View) -> Step:
+    if not isinstance(stage, Tensor):
+        return Step(name, text=stage)
+    shape = tuple(stage.shape)
+    if not stage.is_floating_point() or stage.ndim == 0:
+        return Step(name, text=[str(entry) for entry in stage.reshape(-1).tolist()], shape=shape)
+    numbers = stage if stage.ndim < 3 else stage.reshape(-1, *shape[-2:])[0]
+    named = numbers.ndim == 2 and len(numbers) == len(view.tokens)
+    return Step(name, "", numbers, shape, view.tokens if named else None)
