@@ -1,0 +1,156 @@
+"""Statistics of the weights in linear memory, beside the output that ``attention`` gives."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard import _checks, _plan
+from regard._call import Call, prepare
+from regard._frame import coordinates
+from regard.biases import Bias
+from regard.kernels import inline, reference
+from regard.masks import Mask
+from regard.normalizers import Normalizer, Softmax
+from regard.scores import Dot, Score
+
+_DOT = Dot()
+_SOFTMAX = Softmax()
+STATISTICS = ("lse", "max", "entropy", "received")
+
+
+@dataclass(frozen=True, eq=False)
+class Observation:
+    """The output of a call and what was seen of its weights (per head, before dropout, detached).
+
+    output (*batch, H, Tq, Dv), differentiable, bit for bit what ``attention`` gives. lse (*batch, H, Tq): log-sum-exp
+    (softmax; else None). max (*batch, H, Tq): the largest weight of a row. entropy (*batch, H, Tq), in nats:
+    ``-sum_j w_ij log w_ij``. received (*batch, H, Tk): ``sum_i w_ij``, the attention that each key got.
+    top_weights, top_keys (*batch, H, Tq, k): the k largest weights of a row and their keys (weight 0, key -1 where a
+    row sees fewer). pooled, pooled_max (*batch, H, rows, columns): the mean over the rows of a cell of their weight in
+    it (so that a row of cells sums to what a row of weights does), and the largest weight in it.
+    None for what was not asked for.
+    """
+
+    output: Tensor
+    lse: Tensor | None = None
+    max: Tensor | None = None
+    entropy: Tensor | None = None
+    received: Tensor | None = None
+    top_weights: Tensor | None = None
+    top_keys: Tensor | None = None
+    pooled: Tensor | None = None
+    pooled_max: Tensor | None = None
+
+
+def observe(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Mask | Tensor | None = None,
+    *,
+    score: Score | Any = _DOT,
+    normalize: Normalizer = _SOFTMAX,
+    bias: Bias | Tensor | None = None,
+    dropout_p: float = 0.0,
+    statistics: Sequence[str] = STATISTICS,
+    topk: int = 0,
+    pool: int = 0,
+) -> Observation:
+    """``attention``, watched: the same output and statistics of the weights, never the weights themselves.
+
+    statistics: any of "lse", "max", "entropy", "received"; topk: how many of the largest weights of each row to keep;
+    pool: the side of a pooled map, at most ``pool`` x ``pool`` cells. See ``Observation`` for what comes back.
+    Memory is linear in Tq and Tk. Raises as ``attention`` does, and ValueError for an unknown statistic.
+    """
+    wanted = _checks.statistics(statistics, STATISTICS)
+    _checks.count("topk", topk)
+    _checks.count("pool", pool)
+    call = prepare(query, key, value, mask, score, normalize, bias, dropout_p)
+    output, _ = _plan.choose(call).run(call, False)
+    with torch.no_grad(), torch.autocast(query.device.type, enabled=False):
+        seen = _Seen(call, wanted, topk, pool)
+        for span, keys in _strips(call):
+            seen.add(span, keys)
+    return Observation(call.shaped(output), **seen.results())
+
+
+def _strips(call: Call) -> list[tuple[tuple[int, int], tuple[int, int]]]:
+    spans = inline.blocks(call)
+    return list(zip(spans, inline.visible(call, spans), strict=True)) if call.frame.Tk else []
+
+
+class _Seen:
+    """Statistics that fill up, block of rows by block of rows."""
+
+    def __init__(self, call: Call, wanted: set[str], topk: int, pool: int) -> None:
+        self.call, self.wanted = call, wanted
+        frame, dtype = call.frame, reference.wide(call.query[..., :0]).dtype
+        zeros = torch.zeros(frame.B, frame.H, frame.Tq, dtype=dtype, device=frame.device)
+        self.lse = (
+            torch.full_like(zeros, -torch.inf)
+            if "lse" in wanted and isinstance(call.normalize, Softmax)
+            else None
+        )
+        self.max = torch.zeros_like(zeros) if "max" in wanted else None
+        self.entropy = torch.zeros_like(zeros) if "entropy" in wanted else None
+        self.received = zeros.new_zeros(frame.B, frame.H, frame.Tk) if "received" in wanted else None
+        self.topk = min(topk, frame.Tk)
+        shape = (frame.B, frame.H, frame.Tq, self.topk)
+        self.top_weights = zeros.new_zeros(shape) if topk else None
+        self.top_keys = torch.full(shape, -1, device=frame.device) if topk else None
+        self.tall, self.across = -(-frame.Tq // max(1, pool)), -(-frame.Tk // max(1, pool))
+        cells = (frame.B, frame.H, -(-frame.Tq // max(1, self.tall)), -(-frame.Tk // max(1, self.across)))
+        self.pooled = zeros.new_zeros(cells) if pool else None
+        self.pooled_max = zeros.new_zeros(cells) if pool else None
+
+    def add(self, span: tuple[int, int], keys: tuple[int, int]) -> None:
+        call, rows, seen = self.call, slice(*span), slice(*keys)
+        if keys[0] >= keys[1]:
+            return
+        at = coordinates(call.frame, call.offset, span, keys)
+        scores, blocked = reference.scored(call, at, call.query[:, :, rows], call.key[:, :, seen])
+        if self.lse is not None:
+            self.lse[:, :, rows] = reference.log_sum_exp(call.normalize, scores, blocked)
+        weights = reference.normalized(call.normalize, scores, blocked)
+        if self.max is not None:
+            self.max[:, :, rows] = weights.amax(-1)
+        if self.entropy is not None:
+            self.entropy[:, :, rows] = torch.special.entr(weights).sum(-1)
+        if self.received is not None:
+            self.received[:, :, seen] += weights.sum(-2)
+        if self.top_weights is not None:
+            self._add_top(weights, rows, keys)
+        if self.pooled is not None:
+            self._add_pooled(weights, span, keys)
+
+    def _add_top(self, weights: Tensor, rows: slice, keys: tuple[int, int]) -> None:
+        assert self.top_weights is not None and self.top_keys is not None
+        most = min(self.topk, weights.shape[-1])
+        found = weights.topk(most, -1)
+        self.top_weights[:, :, rows, :most] = found.values
+        self.top_keys[:, :, rows, :most] = torch.where(found.values == 0, -1, found.indices + keys[0])
+
+    def _add_pooled(self, weights: Tensor, span: tuple[int, int], keys: tuple[int, int]) -> None:
+        assert self.pooled is not None and self.pooled_max is not None
+        device = weights.device
+        across = torch.arange(*keys, device=device) // self.across
+        down = torch.arange(*span, device=device) // self.tall
+        shape = (*weights.shape[:3], self.pooled.shape[-1])
+        mass = weights.new_zeros(shape).index_add_(-1, across, weights)
+        most = weights.new_zeros(shape).index_reduce_(-1, across, weights, "amax")
+        self.pooled.index_add_(2, down, mass)
+        self.pooled_max.index_reduce_(2, down, most, "amax")
+
+    def results(self) -> dict[str, Tensor | None]:
+        if self.pooled is not None:
+            rows = torch.arange(self.pooled.shape[2], device=self.pooled.device)
+            heights = (self.call.frame.Tq - rows * self.tall).clamp(max=self.tall)
+            self.pooled /= heights[:, None]
+        names = (*STATISTICS, "top_weights", "top_keys", "pooled", "pooled_max")
+        found = {name: getattr(self, name) for name in names}
+        return {name: None if tensor is None else self.call.shaped(tensor) for name, tensor in found.items()}

@@ -1,0 +1,196 @@
+"""Which kernel runs, and why not the others. The list of kernels, in order, is ``KERNELS``."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from regard import _checks, _runs, masks
+from regard._call import Call
+from regard.kernels import _ops, inline, reference
+from regard.kernels import problem as problems
+
+Result = tuple[Tensor, Tensor]
+
+
+class Kernel(NamedTuple):
+    """A kernel: its name, what it is, how it runs a call, and why it does not take one (None: it does)."""
+
+    name: str
+    about: str
+    run: Callable[[Call, bool], Result]
+    refuses: Callable[[Call], str | None]
+
+
+def _run_reference(call: Call, lse: bool) -> Result:
+    if torch.is_autocast_enabled(call.query.device.type):
+        with torch.autocast(call.query.device.type, enabled=False):
+            return reference.attend(call)
+    return reference.attend(call)
+
+
+def _refuses_reference(call: Call) -> str | None:
+    if _ops.forward_mode():
+        return None
+    return "a kernel of linear memory takes the call; the definition runs in forward-mode differentiation"
+
+
+def _run_tiled(call: Call, lse: bool) -> Result:
+    problem = problems.lower(call, False)
+    wanted = lse or _needs_gradient(problem)
+    output, found, _ = _ops.call(problem._replace(rows_wanted=True) if wanted else problem)
+    return output, found
+
+
+def _needs_gradient(problem: problems.Problem) -> bool:
+    if not torch.is_grad_enabled():
+        return False
+    return _ops.differentiating() or any(
+        isinstance(item, Tensor) and item.requires_grad for item in problem[: len(problems.DIFFERENTIABLE)]
+    )
+
+
+def _refuses_tiled(call: Call) -> str | None:
+    if _ops.forward_mode():
+        return "forward-mode differentiation needs every step in sight"
+    return problems.reduces(call)
+
+
+def _run_inline(call: Call, lse: bool) -> Result:
+    if torch.is_autocast_enabled(call.query.device.type):
+        with torch.autocast(call.query.device.type, enabled=False):
+            return inline.attend(call)
+    return inline.attend(call)
+
+
+def _refuses_inline(call: Call) -> str | None:
+    if _ops.forward_mode():
+        return "forward-mode differentiation needs every step in sight"
+    return inline.too_many(call)
+
+
+KERNELS: tuple[Kernel, ...] = (
+    Kernel(
+        "tiled", "pure torch, strip by strip, built-ins, one registered operator", _run_tiled, _refuses_tiled
+    ),
+    Kernel(
+        "inline",
+        "pure torch, block by block, your own callables, each block a checkpoint",
+        _run_inline,
+        _refuses_inline,
+    ),
+    Kernel("reference", "the definition, whole matrices", _run_reference, _refuses_reference),
+)
+
+_forced: contextvars.ContextVar[str | None] = contextvars.ContextVar("regard_kernel", default=None)
+
+
+@contextlib.contextmanager
+def use_kernel(name: str) -> Iterator[None]:
+    """Run every call inside on one kernel (tests and measurements); it must take the call."""
+    if name not in [kernel.name for kernel in KERNELS]:
+        _checks.wrong_value("kernel", "one of " + ", ".join(kernel.name for kernel in KERNELS), name)
+    token = _forced.set(name)
+    try:
+        yield
+    finally:
+        _forced.reset(token)
+
+
+def choose(call: Call) -> Kernel:
+    """The first kernel of the list that takes the call."""
+    forced = None if torch.compiler.is_compiling() else _forced.get()
+    for kernel in KERNELS:
+        if kernel.name == forced or (forced is None and kernel.refuses(call) is None):
+            return kernel
+    reasons = "; ".join(f"{kernel.name}: {kernel.refuses(call)}" for kernel in KERNELS)
+    way_out = "Call it without torch.compile, or make it of built-ins."
+    _checks.wrong_value("attention", "a kernel that takes the call", _checks.words(reasons), way_out)
+
+
+def kernels() -> list[tuple[str, bool, str]]:
+    """Every kernel of the library: its name, whether it can run on this machine, and what it is."""
+    return [(kernel.name, True, kernel.about) for kernel in KERNELS]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What will happen to a call.
+
+    kernel: the one that runs; reasons: for each of the others, why it does not; mask: the form the mask takes;
+    flops: multiply-adds of the visible pairs, counted twice, forward; bytes: of query, key, value and output.
+    """
+
+    kernel: str
+    reasons: dict[str, str] = field(hash=False)
+    mask: str
+    pairs: int
+    flops: int
+    bytes: int
+    shapes: str
+
+    def __str__(self) -> str:
+        lines = [f"{self.shapes}", f"kernel   {self.kernel}"]
+        lines += [f"  not    {name}: {reason}" for name, reason in self.reasons.items()]
+        lines += [
+            f"mask     {self.mask}, {self.pairs:,} pairs",
+            f"forward  {self.flops:,} FLOPs, {self.bytes:,} bytes",
+        ]
+        return "\n".join(lines)
+
+
+def plan_of(call: Call) -> Plan:
+    """The plan of a checked call."""
+    kernel = choose(call)
+    order = [other.name for other in KERNELS]
+    reasons = {}
+    for other in KERNELS:
+        if other.name != kernel.name:
+            later = order.index(other.name) > order.index(kernel.name)
+            reasons[other.name] = other.refuses(call) or (
+                f"{kernel.name} comes first" if later else "not forced"
+            )
+    frame, D, Dv = call.frame, call.query.shape[-1], call.value.shape[-1]
+    pairs, form = _pairs(call)
+    size = call.query.element_size()
+    moved = sum(x.numel() for x in (call.query, call.key, call.value)) + frame.B * frame.H * frame.Tq * Dv
+    shapes = f"B {frame.B}, H {frame.H}, Hkv {frame.Hkv}, Tq {frame.Tq}, Tk {frame.Tk}, D {D}, Dv {Dv}"
+    dtype = str(call.query.dtype).removeprefix("torch.")
+    return Plan(
+        kernel.name,
+        reasons,
+        form,
+        pairs,
+        2 * pairs * (D + Dv),
+        moved * size,
+        f"{shapes}, {dtype} on {frame.device}",
+    )
+
+
+def _pairs(call: Call) -> tuple[int, str]:
+    """How many pairs may meet (at most, where the mask is a rule or overlapping runs), and the mask's form."""
+    frame = call.frame
+    everything = frame.B * frame.H * frame.Tq * frame.Tk
+    if call.mask is not None and masks.rules(call.mask):
+        return everything, "a rule, tile by tile"
+    visible = _runs.lower(call.mask, frame, call.offset)
+    if visible.runs is None and visible.dense is None:
+        return everything, visible.describe()
+    if frame.device.type == "meta":
+        return everything, visible.describe()
+    if visible.dense is not None:
+        return int(visible.dense.expand(frame.B, frame.H, frame.Tq, frame.Tk).sum()), visible.describe()
+    total = sum(_run_pairs(run, call) for run in visible.runs or ())
+    return min(total, everything), visible.describe()
+
+
+def _run_pairs(run: _runs.Run, call: Call) -> int:
+    low, high = _runs.edges(run, call.frame, call.offset)
+    seen = (high - low).clamp(min=0)
+    return int(seen.expand(call.frame.B, call.frame.H, call.frame.Tq).sum())

@@ -1,0 +1,1 @@
+"""The kernels: ``reference`` is the definition, the others are optimisations of it."""

@@ -1,0 +1,96 @@
+"""The tiled kernel for what cannot be lowered: your own callables, traced inline.
+
+The reference, block of rows by block of rows, each block a checkpoint: backward recomputes it, so that memory stays
+linear and tensors that a callable closes over get their gradients. Differentiable any number of times, which is why the
+second derivative of the built-ins goes through here as well.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from regard import _checks, _runs
+from regard._call import Call
+from regard._frame import coordinates
+from regard.kernels import reference
+
+MOST_TRACED_BLOCKS = 64
+_BUDGET = 1 << 20
+_MOST_ROWS = 256
+
+
+def blocks(call: Call) -> list[tuple[int, int]]:
+    """The blocks of query rows; more rows a block when tracing, so that graphs stay small."""
+    frame = call.frame
+    wide = max(1, frame.B * frame.H * frame.Tk)
+    if _additive(call):
+        wide *= max(1, call.query.shape[-1])
+    rows = max(1, min(_MOST_ROWS, _BUDGET // wide))
+    if torch.compiler.is_compiling():
+        rows = max(64, rows)
+    return [(start, min(start + rows, frame.Tq)) for start in range(0, frame.Tq, rows)]
+
+
+def _additive(call: Call) -> bool:
+    from regard.scores import Additive, Distance
+
+    return isinstance(getattr(call.score, "score", call.score), (Additive, Distance))
+
+
+def too_many(call: Call) -> str | None:
+    """Why a traced graph is refused, or None."""
+    count = len(blocks(call)) if torch.compiler.is_compiling() else 0
+    return f"{count} blocks to trace, {MOST_TRACED_BLOCKS} at most" if count > MOST_TRACED_BLOCKS else None
+
+
+def attend(call: Call) -> tuple[Tensor, Tensor]:
+    """Output (B, H, Tq, Dv) and log-sum-exp (B, H, Tq; softmax only)."""
+    spans = blocks(call)
+    if not spans or call.frame.Tk == 0 or 0 in (call.frame.B, call.frame.H):
+        return reference.attend(call)
+    reason = too_many(call)
+    if reason is not None:
+        way_out = "Call it without torch.compile, or make it of built-ins."
+        _checks.wrong_value(
+            "attention", "fewer blocks of a callable of yours", _checks.words(reason), way_out
+        )
+    keys = visible(call, spans)
+    parts = [_block(call, span, seen) for span, seen in zip(spans, keys, strict=True)]
+    lse = torch.cat([part[1] for part in parts], -1)
+    return torch.cat([part[0] for part in parts], -2), lse
+
+
+def _block(call: Call, rows: tuple[int, int], keys: tuple[int, int]) -> tuple[Tensor, Tensor]:
+    def run(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        seen = slice(*keys)
+        at = coordinates(call.frame, call.offset, rows, keys)
+        return reference.attend_tile(call, at, query, key[:, :, seen], value[:, :, seen])
+
+    query = call.query[:, :, slice(*rows)]
+    if not torch.is_grad_enabled():
+        return run(query, call.key, call.value)
+    found: tuple[Tensor, Tensor] = checkpoint(run, query, call.key, call.value, use_reentrant=False)
+    return found
+
+
+def visible(call: Call, spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """For each block of rows the hull of the keys that its mask may let it see."""
+    whole = (0, call.frame.Tk)
+    seen = _runs.lower(call.mask, call.frame, call.offset, at_most=True)
+    if seen.runs is None:
+        return [whole] * len(spans)
+    edges = [_runs.edges(run, call.frame, call.offset) for run in seen.runs]
+    if not all(_checks.can_look(edge) for pair in edges for edge in pair):
+        return [whole] * len(spans)
+    return [_hull(edges, span) for span in spans]
+
+
+def _hull(edges: list[tuple[Tensor, Tensor]], span: tuple[int, int]) -> tuple[int, int]:
+    rows = slice(*span)
+    pairs = [(low[..., rows], high[..., rows]) for low, high in edges]
+    seen = [(low[low < high], high[low < high]) for low, high in pairs]
+    starts = [int(low.min()) for low, _ in seen if low.numel()]
+    stops = [int(high.max()) for _, high in seen if high.numel()]
+    return (min(starts), max(stops)) if starts else (0, 0)
