@@ -8,6 +8,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from transformers import BertConfig, BertModel, GPT2Config, GPT2Model, PreTrainedTokenizerFast
 
 from regard import _fetch
+from regard.look import Record, Site, Token
 
 CORPUS = ["the cat sat on the mat", "the dog didn't cross the street because it was tired", "日本語 مرحبا 😀"]
 
@@ -35,7 +36,9 @@ def _byte_tokenizer() -> PreTrainedTokenizerFast:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    tokenizer.train_from_iterator(["the cat sat"], trainers.BpeTrainer(vocab_size=270, initial_alphabet=alphabet))
+    tokenizer.train_from_iterator(
+        ["the cat sat"], trainers.BpeTrainer(vocab_size=270, initial_alphabet=alphabet)
+    )
     tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer)
 
@@ -56,6 +59,37 @@ def gpt_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A GPT-2 of 2 layers and 2 heads with random weights, byte-level BPE: causal."""
     folder = tmp_path_factory.mktemp("models") / "tiny-gpt"
     torch.manual_seed(0)
-    GPT2Model(GPT2Config(vocab_size=270, n_positions=64, n_embd=16, n_layer=2, n_head=2)).save_pretrained(folder)
+    GPT2Model(GPT2Config(vocab_size=270, n_positions=64, n_embd=16, n_layer=2, n_head=2)).save_pretrained(
+        folder
+    )
     _byte_tokenizer().save_pretrained(folder)
     return folder
+
+
+@pytest.fixture
+def record() -> Record:
+    """Two layers of two heads over four tokens, with weights that can be read: each head looks at one place.
+
+    Layer 0: head 0 at the token itself, head 1 at the token before. Layer 1: head 0 at the first token, head 1 at all.
+    """
+    words = ("[CLS]", "<b>bold</b>", "日本", "[SEP]")
+    tokens = tuple(Token(word, special=word.startswith("["), id=number) for number, word in enumerate(words))
+    first = torch.zeros(4, 4)
+    first[:, 0] = 1.0
+    maps = [[torch.eye(4), torch.eye(4).roll(1, dims=0)], [first, torch.full((4, 4), 0.25)]]
+    sites = []
+    for number, pair in enumerate(maps):
+        rows = torch.arange(16.0).reshape(1, 2, 4, 2)
+        site = Site(
+            f"layer.{number}",
+            rows,
+            rows + 1,
+            rows + 2,
+            rows + 3,
+            scale=0.5,
+            query_tokens=tokens,
+            key_tokens=tokens,
+        )
+        site.__dict__["weights"] = torch.stack(pair)[None]
+        sites.append(site)
+    return Record(sites, text="<b>bold</b> 日本", model="toy", notes=["a note & more"])

@@ -12,11 +12,16 @@ from regard.look._record import Record, Site
 
 @dataclass(frozen=True)
 class Pattern:
-    """The place a head looks at most, as a letter and in words, and the share of all weight that goes there."""
+    """The place a head looks at most, as a letter of LEGEND, and the share of all weight that goes there."""
 
     letter: str
-    words: str
     share: float
+
+    @property
+    def said(self) -> str:
+        if self.letter == "-":
+            return "looks at no one place in particular"
+        return f"looks mostly at {LEGEND[self.letter]} ({self.share:.0%} of its weight)"
 
 
 LEGEND = {
@@ -33,14 +38,15 @@ def pattern_of(weights: Tensor) -> Pattern:
     """Where one head's weights (Tq, Tk) mostly go: the largest share of the places in LEGEND."""
     queries, keys = weights.shape
     if queries == 0 or keys == 0:
-        return Pattern("-", LEGEND["-"], 0.0)
+        return Pattern("-", 0.0)
     shares = {"f": _mean(weights[:, 0]), "l": _mean(weights[:, -1])}
     if queries == keys:
         shares |= {name: _mean(weights.diagonal(step)) for name, step in (("p", -1), ("n", 1), ("s", 0))}
     letter = max(shares, key=lambda name: shares[name])
-    if shares[letter] < 0.25:
-        return Pattern("-", LEGEND["-"], 1.0 - shares[letter])
-    return Pattern(letter, LEGEND[letter], shares[letter])
+    # A head that looks everywhere alike puts 1/Tk on each place.
+    if shares[letter] <= max(0.25, 1.5 / keys):
+        return Pattern("-", 1.0 - shares[letter])
+    return Pattern(letter, shares[letter])
 
 
 def _mean(values: Tensor) -> float:

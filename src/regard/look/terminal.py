@@ -44,6 +44,8 @@ def show(record: Record, layer: int, head: int, console: Console) -> None:
     ]
     for part in parts:
         for line in part:
+            if not colour:
+                line.rstrip()
             console.print(line, soft_wrap=True)
         console.print()
 
@@ -60,7 +62,7 @@ def _glance(record: Record, width: int) -> list[Text]:
     heads = max(site.heads for site in record.sites)
     size = max(4, min(8, (width - 4) // heads - 1))
     lines = [
-        Text("all heads (rows: layers; in each map, from the token at the left to the tokens along the top)")
+        Text("all heads, a row a layer: in each map, who looks (down) and at what (across)")
     ]
     for start, stop in _runs(heads, max(1, (width - 4) // (size + 1))):
         names = "".join(str(head).center(size + 1) for head in range(start, stop))
@@ -74,7 +76,7 @@ def _glance(record: Record, width: int) -> list[Text]:
 def _strip(label: str, maps: Sequence[Tensor]) -> list[Text]:
     lines = []
     for row in range(0, maps[0].shape[0], 2) if maps else ():
-        line = Text(label if row == 0 else " " * len(label), style="dim")
+        line = Text().append(label if row == 0 else " " * len(label), "dim")
         for part in maps:
             for top, bottom in zip(part[row].tolist(), part[row + 1].tolist(), strict=True):
                 line.append("▀", Style(color=_colour(top), bgcolor=_colour(bottom)))
@@ -88,7 +90,7 @@ def _plain_glance(record: Record, width: int) -> list[Text]:
     heads = max(site.heads for site in record.sites)
     lines = [
         Text(
-            "all heads (rows: layers, columns: heads): where each one mostly looks, and the share of it in tenths"
+            "all heads, a row a layer: where each mostly looks, and its share there in tenths"
         )
     ]
     for start, stop in _runs(heads, max(1, (width - 9) // 4)):
@@ -101,9 +103,8 @@ def _plain_glance(record: Record, width: int) -> list[Text]:
 
 
 def _head_title(site: Site, layer: int, head: int, weights: Tensor) -> list[Text]:
-    pattern = pattern_of(weights)
-    said = f"layer {layer}, head {head} ({site.title}): mostly {pattern.words}, {pattern.share:.0%}"
-    return [Text(said, style="bold")]
+    said = f"layer {layer}, head {head} {pattern_of(weights).said}"
+    return [Text(said, style="bold"), Text(site.title, style="dim")]
 
 
 def _matrix(site: Site, weights: Tensor, width: int, colour: bool) -> list[Text]:
