@@ -135,9 +135,7 @@ def test_a_python_without_pip(toy, cache, monkeypatch):
 def test_a_full_disk_is_noticed_before_the_download(toy, cache, monkeypatch):
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(_fetch.shutil, "disk_usage", lambda path: usage(10, 9, 1))
-    with pytest.raises(
-        FetchError, match="needs 0 MB in .* and 0 MB are free; free some space"
-    ):
+    with pytest.raises(FetchError, match="needs 0 MB in .* and 0 MB are free; free some space"):
         fetch(toy)
     assert nothing_left(cache)
 

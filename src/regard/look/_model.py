@@ -175,14 +175,16 @@ def record_of(loaded: LoadedModel, text: str) -> Record:
     if not text.strip():
         raise ValueError("the text is empty; give some words to look at")
     ids, tokens = tokens_of(loaded.tokenizer, text)
-    config: Any = loaded.model.config
+    model: Any = loaded.model
+    config = model.config
     limit = getattr(config, "max_position_embeddings", None)
     if limit is not None and len(ids) > limit:
         raise ValueError(
             f"the text is {len(ids)} tokens long, and {loaded.name} reads at most {limit}; shorten it"
         )
     _require_memory(config, len(ids))
-    model: Any = loaded.model.get_encoder() if getattr(config, "is_encoder_decoder", False) else loaded.model
+    if getattr(config, "is_encoder_decoder", False):
+        model = model.get_encoder()
     with torch.no_grad(), watch(model) as record:
         model(input_ids=torch.tensor([ids]), attention_mask=torch.ones(1, len(ids), dtype=torch.long))
     record.text, record.model = text, loaded.name

@@ -42,7 +42,7 @@ def page(record: Record, layer: int | None = None, head: int | None = None) -> s
         "base-uri 'none'; form-action 'none'",
         title=escape(f"Attention: {visible(record.text)[:60]}"),
         style=style,
-        text=escape(record.text),
+        text=escape("\n".join(visible(line) for line in record.text.splitlines())),
         facts=escape(_facts(record)),
         direction=_direction(record.text),
         footer="".join(f"<p>{escape(note)}</p>" for note in [*_footnotes(), *left_out, *record.notes]),
@@ -67,8 +67,8 @@ def _facts(record: Record) -> str:
 
 def _footnotes() -> list[str]:
     return [
-        "Weights are those of attention itself, for each head, before dropout, to within 1/65535. A weight says where a "
-        "head looked; it is no explanation of what the model answered.",
+        "Weights are those of attention itself, for each head, before dropout, to within 1/65535. A weight says where "
+        "a head looked; it is no explanation of what the model answered.",
         "This page is complete: it loads nothing and sends nothing.",
     ]
 
@@ -112,15 +112,12 @@ def _data(record: Record, kept: set[tuple[int, int]], layer: int, head: int, que
             starts.append(start)
             start += maps[one].numel()
             chunks.append(np.rint(maps[one].clamp(0, 1).numpy() * 65535.0).astype("<u2").tobytes())
-        sites.append({**_described(site), "starts": starts, "patterns": [_words(part) for part in maps]})
+        sites.append(
+            {**_described(site), "starts": starts, "patterns": [pattern_of(part).said for part in maps]}
+        )
     packed = base64.b64encode(zlib.compress(b"".join(chunks), 6)).decode()
     data = {"layer": layer, "head": head, "query": query, "sites": sites, "weights": packed}
     return json.dumps(data).replace("<", "\\u003c")
-
-
-def _words(weights: Any) -> str:
-    pattern = pattern_of(weights)
-    return f"mostly {pattern.words}, {pattern.share:.0%}"
 
 
 def _described(site: Site) -> dict[str, Any]:

@@ -90,7 +90,9 @@
       span.style[side] = `${cell}px`;
       return span;
     });
-    return make("div", { className: `${className} labels` }, spans);
+    const group = make("div", { className: `${className} labels` }, spans);
+    group.style.fontSize = `${Math.min(12, cell)}px`;
+    return group;
   };
 
   const drawMap = () => {
@@ -116,7 +118,7 @@
       event.preventDefault();
       choose({ query: Math.max(0, Math.min(one.queries.length - 1, state.query + step)) });
     });
-    const named = cell >= 11;
+    const named = cell >= 8;
     const rows = named ? labels(one.queries, "row-labels", "height", cell) : make("span");
     const columns = named ? labels(one.keys, "column-labels", "width", cell) : make("span");
     find("map").replaceChildren(make("span"), columns, rows, canvas);
