@@ -140,7 +140,7 @@ def observed(inputs: Inputs) -> dict[str, torch.Tensor]:
     return {
         "output": weights @ inputs.value,
         "lse": scores.logsumexp(-1),
-        "max": scores.amax(-1),
+        "max": weights.amax(-1),
         "entropy": -(weights * logs).sum(-1),
         "received": weights.sum(-2),
     }

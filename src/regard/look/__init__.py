@@ -2,5 +2,6 @@
 
 from regard.look._record import Record, Site, Token
 from regard.look._watch import watch
+from regard.look.explain import Explanation, Step, explain
 
-__all__ = ["Record", "Site", "Token", "watch"]
+__all__ = ["Explanation", "Record", "Site", "Step", "Token", "explain", "watch"]

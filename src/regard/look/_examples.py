@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from regard.look._explain_text import brief
 from regard.look.explain import Explanation, Step, compare, explain
 
 _MOST_TOKENS = 512
@@ -187,7 +188,7 @@ def _projection(
     note, shape = f"{formula.split()[2]} is {tuple(weight.shape)}", tuple(result.shape)
     if followed is None:
         return Step(name, formula, own, shape, tuple(tokens), note=note, checks=(check,))
-    note += f', and this is token {followed}, "{tokens[followed]}"'
+    note += f', and this is token {followed}, "{brief(tokens[followed])}"'
     return Step(name, formula, own[followed], shape, note=note, checks=(check,))
 
 

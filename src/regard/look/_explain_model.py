@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from regard.look._examples import which
 from regard.look._explain_step import Step, compare
+from regard.look._explain_text import brief
 from regard.look._model import LoadedModel, load_model, record_of
 from regard.look._patterns import pick, telling_query
 from regard.look._record import Record, Site
@@ -130,7 +131,7 @@ def _caught(
     """What attention was given, (1, H or Hkv, T, n), as one head sees it; checked where one linear layer made it."""
     kept = head * tensor.shape[1] // heads
     own = tensor[0, kept]
-    who = "" if followed is None else f'; this is token {followed}, "{names[followed]}"'
+    who = "" if followed is None else f'; this is token {followed}, "{brief(names[followed])}"'
     note, checks = "as attention was given them: no one linear layer made them", []
     if made is None:
         formula = formula.split()[0]

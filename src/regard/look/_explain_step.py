@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from rich.console import Console, ConsoleOptions, RenderResult
-from rich.text import Text
 from torch import Tensor
 
 from regard.look import _explain_text
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderResult
 
 # What float arithmetic may differ by, relative to the largest number of the step (1 where that is smaller).
 MODEL = "what the model produced"
@@ -32,7 +33,7 @@ class Check:
 
     def __str__(self) -> str:
         if self.agrees:
-            return f"agrees with {self.against}: largest difference {self.difference:.1e}"
+            return f"agrees with {self.against} to {self.difference:.1e}"
         return f"DIFFERS from {self.against}: by {self.difference:.1e}, allowed {self.allowed:.0e}"
 
 
@@ -135,5 +136,7 @@ class Explanation:
         return "\n".join(line.rstrip() for line, _ in self._lines())
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        from rich.text import Text  # rich takes longer to import than the rest of this package
+
         for line, style in self._lines():
             yield Text(line.rstrip(), style=style, overflow="fold")

@@ -51,6 +51,11 @@ def cut(text: str, width: int) -> str:
     return text + " " * (width - cell_len(text))
 
 
+def brief(token: str) -> str:
+    """A token's text, cut where it is long."""
+    return cut(token, _LABEL).rstrip()
+
+
 def _right(text: str, width: int) -> str:
     text = cut(text, width).rstrip()
     return " " * (width + 1 - cell_len(text)) + text
@@ -89,7 +94,7 @@ def _words(value: Any) -> Iterator[str]:
         value = [f"{name}: {entry}" for name, entry in value.items()]
     words, gap = (value.split(), " ") if isinstance(value, str) else ([str(part) for part in value], "   ")
     lines = [""]
-    for word in words:
+    for word in [piece for whole in words for piece in _pieces(whole)]:
         line = f"{lines[-1]}{gap}{word}" if lines[-1] else word
         if lines[-1] and cell_len(line) > WIDTH - len(_INDENT):
             lines.append(word)
@@ -98,6 +103,14 @@ def _words(value: Any) -> Iterator[str]:
     yield from lines[:_MOST_LINES]
     if len(lines) > _MOST_LINES:
         yield f"… {len(lines) - _MOST_LINES} more lines"
+
+
+def _pieces(word: str) -> list[str]:
+    """A word that is longer than a line, in pieces that are not."""
+    if cell_len(word) <= WIDTH - len(_INDENT):
+        return [word]
+    size = (WIDTH - len(_INDENT)) // 2
+    return [word[start : start + size] for start in range(0, len(word), size)]
 
 
 def _over_keys(step: Step, kept: Sequence[int] | None) -> Iterator[str]:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from regard.look._explain_stages import inside
 from regard.look._explain_step import Check, Explanation, Step, compare
+from regard.look._explain_text import brief
 from regard.look._explain_view import View
 from regard.look._record import Site
 
@@ -67,7 +68,7 @@ def explain(
 def _title(view: View, site: Site | None) -> str:
     where = f"{site.title}, " if site is not None else ""
     head = f"head {view.head} of {view.call.frame.H}, " if view.call.frame.H > 1 else ""
-    who = "every query" if view.token is None else f'query {view.token} "{view.tokens[view.token]}"'
+    who = "every query" if view.token is None else f'query {view.token} "{brief(view.tokens[view.token])}"'
     return f"{where}{head}{who} over {view.call.frame.Tk} keys (all counted from 0)"
 
 
