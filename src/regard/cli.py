@@ -116,6 +116,17 @@ def plan(
     _plan_view.show(shapes, mask=mask, score=score, normalize=normalize, bias=bias, dtype=dtype, train=train)
 
 
+@app.command()
+def variants(
+    name: Annotated[str | None, typer.Argument(help="One of them, to see it in full.")] = None,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print the page of the docs.")] = False,
+) -> None:
+    """List the attention mechanisms of the literature: formula, paper, and the kernels that take each."""
+    from regard.variants import _view
+
+    _view.show(name, markdown=markdown)
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line. A mistake is one message on stderr and exit code 2; REGARD_TRACEBACK=1 shows where."""
     from regard._fetch import FetchError
