@@ -19,6 +19,7 @@ def eye(step, length=6):
         (torch.eye(6)[5].expand(6, 6), "l", 1.0),
         (torch.full((6, 6), 1 / 6), "-", 5 / 6),
         (torch.eye(3)[2].expand(6, 3), "l", 1.0),
+        (torch.eye(6)[3].expand(6, 6), "o", 1.0),
         (torch.empty(0, 6), "-", 0.0),
         (torch.empty(6, 0), "-", 0.0),
     ],
@@ -29,8 +30,14 @@ def test_pattern(weights, letter, share):
 
 
 def test_pattern_in_words():
-    assert pattern_of(eye(-1)).said == "looks mostly at the token before (100% of its weight)"
-    assert pattern_of(torch.full((6, 6), 1 / 6)).said == "looks at no one place in particular"
+    assert pattern_of(eye(-1)).said() == "looks mostly at the token before (100% of its weight)"
+    column = pattern_of(torch.eye(6)[3].expand(6, 6))
+    assert column.said() == "looks mostly at one other token, number 3 (100% of its weight)"
+    assert (
+        column.said([Token(word) for word in "abcdef"])
+        == "looks mostly at one other token, d (100% of its weight)"
+    )
+    assert pattern_of(torch.full((6, 6), 1 / 6)).said() == "looks at no one place in particular"
 
 
 @pytest.fixture

@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from regard.look._record import Record, Site
+from regard.look._record import Record, Site, Token
 
 
 @dataclass(frozen=True)
 class Pattern:
-    """The place a head looks at most, as a letter of LEGEND, and the share of all weight that goes there."""
+    """The place a head looks at most: a letter of LEGEND, the share of all weight there, and the key if it is one."""
 
     letter: str
     share: float
+    key: int | None = None
 
-    @property
-    def said(self) -> str:
+    def said(self, tokens: Sequence[Token] = ()) -> str:
+        """In words, for a person."""
         if self.letter == "-":
             return "looks at no one place in particular"
-        return f"looks mostly at {LEGEND[self.letter]} ({self.share:.0%} of its weight)"
+        place = LEGEND[self.letter]
+        if self.key is not None:
+            place += f", {tokens[self.key].text}" if tokens else f", number {self.key}"
+        return f"looks mostly at {place} ({self.share:.0%} of its weight)"
 
 
 LEGEND = {
@@ -30,6 +35,7 @@ LEGEND = {
     "s": "the token itself",
     "f": "the first token",
     "l": "the last token",
+    "o": "one other token",
     "-": "no one place",
 }
 
@@ -39,14 +45,16 @@ def pattern_of(weights: Tensor) -> Pattern:
     queries, keys = weights.shape
     if queries == 0 or keys == 0:
         return Pattern("-", 0.0)
-    shares = {"f": _mean(weights[:, 0]), "l": _mean(weights[:, -1])}
+    received = weights.mean(0)
+    key = int(received.argmax())
+    shares = {"f" if key == 0 else "l" if key == keys - 1 else "o": float(received[key])}
     if queries == keys:
         shares |= {name: _mean(weights.diagonal(step)) for name, step in (("p", -1), ("n", 1), ("s", 0))}
     letter = max(shares, key=lambda name: shares[name])
     # A head that looks everywhere alike puts 1/Tk on each place.
     if shares[letter] <= max(0.25, 1.5 / keys):
         return Pattern("-", 1.0 - shares[letter])
-    return Pattern(letter, shares[letter])
+    return Pattern(letter, shares[letter], key if letter == "o" else None)
 
 
 def _mean(values: Tensor) -> float:

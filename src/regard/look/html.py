@@ -112,9 +112,8 @@ def _data(record: Record, kept: set[tuple[int, int]], layer: int, head: int, que
             starts.append(start)
             start += maps[one].numel()
             chunks.append(np.rint(maps[one].clamp(0, 1).numpy() * 65535.0).astype("<u2").tobytes())
-        sites.append(
-            {**_described(site), "starts": starts, "patterns": [pattern_of(part).said for part in maps]}
-        )
+        patterns = [pattern_of(part).said(site.key_tokens) for part in maps]
+        sites.append({**_described(site), "starts": starts, "patterns": patterns})
     packed = base64.b64encode(zlib.compress(b"".join(chunks), 6)).decode()
     data = {"layer": layer, "head": head, "query": query, "sites": sites, "weights": packed}
     return json.dumps(data).replace("<", "\\u003c")

@@ -61,9 +61,7 @@ def _glance(record: Record, width: int) -> list[Text]:
     """Every head as a small map, two pixels a character, the strongest weight of each pixel kept."""
     heads = max(site.heads for site in record.sites)
     size = max(4, min(8, (width - 4) // heads - 1))
-    lines = [
-        Text("all heads, a row a layer: in each map, who looks (down) and at what (across)")
-    ]
+    lines = [Text("all heads, a row a layer: in each map, who looks (down) and at what (across)")]
     for start, stop in _runs(heads, max(1, (width - 4) // (size + 1))):
         names = "".join(str(head).center(size + 1) for head in range(start, stop))
         lines.append(Text("    " + names, style="dim"))
@@ -88,22 +86,19 @@ def _strip(label: str, maps: Sequence[Tensor]) -> list[Text]:
 def _plain_glance(record: Record, width: int) -> list[Text]:
     """Every head as a letter (where it mostly looks) and a digit (the share of its weight there, in tenths)."""
     heads = max(site.heads for site in record.sites)
-    lines = [
-        Text(
-            "all heads, a row a layer: where each mostly looks, and its share there in tenths"
-        )
-    ]
+    lines = [Text("all heads, a row a layer: where each mostly looks, and how much, in tenths")]
     for start, stop in _runs(heads, max(1, (width - 9) // 4)):
         lines.append(Text("   head " + "".join(f"{head:>4}" for head in range(start, stop))))
         for layer, site in enumerate(record.sites):
             found = [pattern_of(part) for part in maps_of(site)[start:stop]]
             cells = "".join(f"  {one.letter}{min(9, int(one.share * 10))}" for one in found)
             lines.append(Text(f"layer {layer:>2}{cells}"))
-    return [*lines, Text("   " + ", ".join(f"{letter} {words}" for letter, words in LEGEND.items()))]
+    meanings = [f"{letter} {words}" for letter, words in LEGEND.items()]
+    return [*lines, Text("   " + ", ".join(meanings[:4])), Text("   " + ", ".join(meanings[4:]))]
 
 
 def _head_title(site: Site, layer: int, head: int, weights: Tensor) -> list[Text]:
-    said = f"layer {layer}, head {head} {pattern_of(weights).said}"
+    said = f"layer {layer}, head {head} {pattern_of(weights).said(site.key_tokens)}"
     return [Text(said, style="bold"), Text(site.title, style="dim")]
 
 
@@ -128,7 +123,7 @@ def _matrix(site: Site, weights: Tensor, width: int, colour: bool) -> list[Text]
     scale = (
         "0 ▏"
         if colour
-        else "a digit is tenths of weight: 5 is 0.5 to 0.6, + is 1.0, . is 0.01 to 0.1, blank is less"
+        else "a digit is tenths of weight (5: 0.5 to 0.6), + is 1, . is 0.01 to 0.1, blank less"
     )
     legend = Text(scale)
     for step in range(11) if colour else ():
