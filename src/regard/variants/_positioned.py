@@ -185,6 +185,7 @@ def shaw(query: Tensor, table: Tensor, *, offset: int | None = None) -> Mechanis
     ``query`` (*batch, H, Tq, D) is the query of the call, ``table`` (2R + 1, D) or (H, 2R + 1, D), entry R is distance
     0. The paper's relative values are left out: its own ablation finds that the keys' suffice.
     """
+    _query("shaw", query)
     along = _along(query, table, "shaw")
     start = arguments.place("shaw", offset)
     scale = 1.0 / math.sqrt(query.shape[-1])
@@ -206,8 +207,12 @@ def transformer_xl(
     the projected sinusoids W r of the distances j - p = -R ... R. The state of the segment before is more keys, and
     ``offset`` how many.
     """
+    _query("transformer_xl", query)
+    shape = (query.shape[-3] if query.ndim > 2 else 1, query.shape[-1])
     for name, bias in (("u", u), ("v", v)):
         arguments.shaped("transformer_xl", name, bias, "(H, D)", (2,))
+        if tuple(bias.shape) != shape:
+            _checks.wrong_value(f"transformer_xl({name}=)", f"shape {shape}", bias)
     along = _along(query + v[:, None] if query.ndim > 2 else query + v, table, "transformer_xl")
     start = arguments.place("transformer_xl", offset)
     scale = 1.0 / math.sqrt(query.shape[-1])
@@ -224,13 +229,18 @@ def transformer_xl(
     )
 
 
+def _query(owner: str, query: Any) -> None:
+    arguments.shaped(owner, "query", query, "(*batch, H, Tq, D)", tuple(range(2, 9)))
+
+
 def _along(query: Tensor, table: Tensor, owner: str) -> Tensor:
     """Every query against every distance: (B, H, Tq, 2R + 1)."""
-    arguments.shaped(owner, "query", query, "(*batch, H, Tq, D)", tuple(range(2, 9)))
     arguments.shaped(owner, "table", table, "(2R + 1, D) or (H, 2R + 1, D)", (2, 3))
     if table.shape[-1] != query.shape[-1] or table.shape[-2] % 2 == 0:
         expected = f"an odd number of distances of width {query.shape[-1]}"
         _checks.wrong_value(f"{owner}(table=)", expected, table)
+    if table.ndim == 3 and table.shape[0] != (query.shape[-3] if query.ndim > 2 else 1):
+        _checks.wrong_value(f"{owner}(table=)", "one table a head, (H, 2R + 1, D), or one for all", table)
     while query.ndim < 4:
         query = query[None]
     return wide(query).flatten(0, -4) @ wide(table).mT

@@ -1,0 +1,184 @@
+"""What is particular to one variant, and the mistakes that each of them names."""
+
+import math
+
+import pytest
+import torch
+
+from regard import attention, attention_weights, variants
+from regard.masks import Causal, Padding
+from tests.variant_formulas import B, D, H, T, dot, draw, softmax, where
+
+# ---------------------------------------------------------------------------- what is particular to one
+
+
+def test_luong_concat_is_the_paper_s_concat_with_its_matrix_split():
+    torch.manual_seed(2)
+    query, key, weight, v = draw(B, H, T, 3), draw(B, H, T, 4), draw(D, 7), draw(D)
+    pairs = torch.cat(
+        [query[..., :, None, :].expand(B, H, T, T, 3), key[..., None, :, :].expand(B, H, T, T, 4)], -1
+    )
+    expected = softmax(torch.tanh(pairs @ weight.T) @ v)
+    halves = query @ weight[:, :3].T, key @ weight[:, 3:].T
+    torch.testing.assert_close(attention_weights(*halves, **variants.luong_concat(v)), expected)
+
+
+def test_linear_concat_cannot_look_at_its_query():
+    query, key = draw(B, H, T, D), draw(B, H, T, D)
+    weights = attention_weights(query, key, **variants.linear_concat(draw(D), draw(D)))
+    assert (weights - weights[:, :, :1]).abs().max() < 1e-12
+    assert (weights - weights.roll(1, -1)).abs().max() > 1e-3
+
+
+def test_t5_buckets_are_those_of_the_released_model():
+    from transformers.models.t5.modeling_t5 import T5Attention
+
+    from regard.variants._positioned import t5_bucket
+
+    distances = torch.arange(-300, 301)
+    for buckets, reach in ((32, 128), (16, 64), (64, 200), (8, 20)):
+        for bidirectional in (True, False):
+            theirs = T5Attention._relative_position_bucket(distances, bidirectional, buckets, reach)
+            assert torch.equal(t5_bucket(distances, buckets, reach, bidirectional=bidirectional), theirs)
+
+
+def test_swin_indexes_rows_and_columns():
+    torch.manual_seed(3)
+    height, width = 2, 3
+    table, query = draw(15, H), draw(B, H, 6, D)
+    bias = torch.zeros(H, 6, 6, dtype=torch.float64)
+    for i in range(6):
+        for j in range(6):
+            rows, columns = i // width - j // width + height - 1, i % width - j % width + width - 1
+            bias[:, i, j] = table[rows * (2 * width - 1) + columns]
+    weights = attention_weights(query, query, **variants.swin(table, height, width))
+    torch.testing.assert_close(weights, softmax(dot(query, query) / math.sqrt(D) + bias))
+
+
+def test_qk_norm_starts_where_the_paper_says():
+    assert variants.qk_norm_scale(10) == pytest.approx(math.log2(90))
+
+
+@pytest.mark.parametrize("shape", [(), (H,), (3, 2, H)])
+def test_scores_that_know_their_query_take_every_rank(shape):
+    torch.manual_seed(4)
+    query, key = draw(*shape, T, D), draw(*shape, T, D)
+    table = draw(2 * T + 1, D)
+    heads = H if shape else 1
+    u, v = draw(heads, D), draw(heads, D)
+    for build in (
+        lambda x: variants.shaw(x, table),
+        lambda x: variants.transformer_xl(x, u, v, table),
+    ):
+        whole = attention(query, key, key, **build(query))
+        flat_q, flat_k = query.reshape(-1, heads, T, D), key.reshape(-1, heads, T, D)
+        flat = attention(flat_q, flat_k, flat_k, **build(flat_q))
+        torch.testing.assert_close(whole.reshape(flat.shape), flat)
+
+
+@pytest.mark.parametrize("lambda_", [0.3, "0-d", "heads"])
+def test_differential_attention_is_the_difference_of_two(lambda_):
+    torch.manual_seed(6)
+    made = {"0-d": lambda: draw(), "heads": lambda: draw(H)}
+    lambda_ = made[lambda_]() if isinstance(lambda_, str) else lambda_
+    query, key, value = draw(B, 2 * H, T, D), draw(B, 4, T, D), draw(B, 2, T, 2 * D)
+    output = variants.differential(query, key, value, Causal(), lambda_=lambda_)
+    maps = query.unflatten(1, (H, 2)), key.unflatten(1, (2, 2)).repeat_interleave(2, 1)
+    allowed = where(lambda i, j: j <= i)
+    first, second = (softmax(dot(maps[0][:, :, n], maps[1][:, :, n]) / math.sqrt(D), allowed) for n in (0, 1))
+    factor = lambda_[..., None, None] if isinstance(lambda_, torch.Tensor) else lambda_
+    expected = (first - factor * second) @ value.repeat_interleave(2, 1)
+    torch.testing.assert_close(output, expected, rtol=1e-10, atol=1e-12)
+    leaves = [query, key, value] + ([lambda_] if isinstance(lambda_, torch.Tensor) else [])
+    for ours, theirs in zip(
+        torch.autograd.grad(output.sum(), leaves), torch.autograd.grad(expected.sum(), leaves), strict=True
+    ):
+        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-11)
+
+
+def test_one_thing_can_be_changed():
+    lengths = torch.tensor([3, 7])
+    padded = variants.soft_capped().but(mask=Padding(lengths))
+    query = draw(B, H, T, D)
+    weights = attention_weights(query, query, **padded)
+    assert (weights[0, :, :, 3:] == 0).all() and (weights[1, :, :, 3:] > 0).all()
+
+
+# ---------------------------------------------------------------------------- mistakes
+
+QUERY = torch.randn(B, H, T, D)
+
+MISTAKES = {
+    "a window of nothing": (lambda: variants.sliding_window(0), "sliding_window.window=.*1 or more"),
+    "a window that is no number": (
+        lambda: variants.sliding_window(2.5),
+        "sliding_window.window=.*whole number",
+    ),
+    "a window that is a truth value": (lambda: variants.sliding_window(True), "whole number"),
+    "sinks below 0": (lambda: variants.streaming(4, -1), "streaming.sinks=.*0 or more"),
+    "a step of 0": (lambda: variants.dilated_window(2, 0), "dilated_window.step="),
+    "an offset that is a tensor": (
+        lambda: variants.strided_sparse(2, offset=torch.tensor(1)),
+        "strided_sparse.offset=.*whole number",
+    ),
+    "a summary beyond its block": (lambda: variants.fixed_sparse(3, 4), "fixed_sparse.summary=.*from 1 to"),
+    "global tokens by number": (
+        lambda: variants.longformer(1, torch.tensor([0])),
+        "longformer.is_global=.*bool",
+    ),
+    "one global truth": (
+        lambda: variants.longformer(1, torch.tensor(True)),
+        r"longformer.is_global=.*\(T,\)",
+    ),
+    "no keys": (lambda: variants.sigmoid(0), "sigmoid.length="),
+    "no width": (lambda: variants.relu(0, 3), "relu.width="),
+    "no key to keep": (lambda: variants.top_k(0), "top_k.k="),
+    "too short for QK-norm": (lambda: variants.qk_norm_scale(1), "2 or more"),
+    "a table of one dimension": (lambda: variants.t5(torch.randn(32)), r"t5.buckets=.*\(N, H\)"),
+    "a table of integers": (lambda: variants.t5(torch.ones(32, 4, dtype=torch.int64)), "floating-point"),
+    "too few buckets": (lambda: variants.t5(torch.randn(2, H)), "t5: expected 4 buckets or more"),
+    "a reach within the exact": (lambda: variants.t5(torch.randn(32, H), 8), "reach beyond the 8"),
+    "a reach that is a float": (lambda: variants.t5(torch.randn(32, H), 8.5), "t5.reach="),
+    "another number of heads": (
+        lambda: variants.kerple_log(torch.ones(2), torch.ones(3), 4),
+        "as many heads",
+    ),
+    "a decay that grows": (lambda: variants.kerple_log(-torch.ones(2), torch.ones(2), 4), "numbers above 0"),
+    "a NaN decay": (lambda: variants.kerple_power(torch.full((2,), torch.nan), torch.ones(2), 4), "above 0"),
+    "a table for another window": (lambda: variants.swin(torch.randn(25, H), 2, 2), "9 rows for a window"),
+    "gates that are a list": (lambda: variants.forgetting([1.0]), "forgetting.log_gates="),
+    "an even number of distances": (
+        lambda: variants.shaw(QUERY, torch.randn(4, D)),
+        "odd number of distances",
+    ),
+    "vectors of another width": (lambda: variants.shaw(QUERY, torch.randn(5, D + 1)), f"of width {D}"),
+    "a bias of the query in one dimension": (
+        lambda: variants.transformer_xl(QUERY, torch.randn(D), torch.randn(H, D), torch.randn(5, D)),
+        r"transformer_xl.u=.*\(H, D\)",
+    ),
+    "a bias of the query for other heads": (
+        lambda: variants.transformer_xl(QUERY, torch.randn(3, D), torch.randn(H, D), torch.randn(5, D)),
+        r"transformer_xl.u=.*\(4, 6\)",
+    ),
+    "a table for other heads": (lambda: variants.shaw(QUERY, torch.randn(3, 5, D)), "one table a head"),
+    "a query that is a list": (lambda: variants.shaw([1.0], torch.randn(5, D)), "shaw.query="),
+    "an odd number of heads": (
+        lambda: variants.differential(QUERY[:, :3], QUERY[:, :3], QUERY[:, :1], lambda_=0.5),
+        "even number of heads",
+    ),
+    "lambda for other heads": (
+        lambda: variants.differential(QUERY, QUERY, QUERY[:, :2], lambda_=torch.ones(3)),
+        r"lambda_=.*\(2,\)",
+    ),
+    "lambda that is NaN": (
+        lambda: variants.differential(QUERY, QUERY, QUERY[:, :2], lambda_=math.nan),
+        "finite number",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_named(mistake):
+    call, message = MISTAKES[mistake]
+    with pytest.raises((TypeError, ValueError), match=message):
+        call()
