@@ -37,7 +37,7 @@ def test_piped_is_plain_and_carries_the_numbers(record):
 
 def test_the_legend_says_what_the_signs_are(record):
     said = drawn(record)
-    for words in ("p the token before", "f the first token", "a digit is tenths of weight"):
+    for words in ("p the token before", "f the first token", "a digit is tenths of the weight"):
         assert words in said
 
 

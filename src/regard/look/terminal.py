@@ -123,7 +123,7 @@ def _matrix(site: Site, weights: Tensor, width: int, colour: bool) -> list[Text]
     scale = (
         "0 ▏"
         if colour
-        else "a digit is tenths of weight (5: 0.5 to 0.6), + is 1, . is 0.01 to 0.1, blank less"
+        else "a digit is tenths of the weight, + is all of it, . is 0.01 to 0.1, blank is less"
     )
     legend = Text(scale)
     for step in range(11) if colour else ():
