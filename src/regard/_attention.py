@@ -102,11 +102,13 @@ def attention_weights(
 def merge(
     outputs: Sequence[Tensor], lses: Sequence[Tensor], sink: float | Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Attention over pieces of the keys, made one: ``output = sum_n exp(lse_n - lse) output_n``, ``lse = log sum_n exp(lse_n)``.
+    """Attention over pieces of the keys, made one: ``output = sum_n exp(lse_n - lse) output_n``.
+
+    ``lse = log sum_n exp(lse_n)``.
 
     outputs: (*batch, H, Tq, Dv) each, lses: (*batch, H, Tq) each, as ``attention_with_lse`` gives them without a sink;
-    ``sink`` (a number, 0-d or (H,)) is added here, once. Empty pieces (lse = -inf) count for nothing, a row with no piece
-    is 0 with lse -inf. Gradients flow through outputs and lses. (Milakov and Gimelshein, 2018.)
+    ``sink`` (a number, 0-d or (H,)) is added here, once. Empty pieces (lse = -inf) count for nothing, a row with no
+    piece is 0 with lse -inf. Gradients flow through outputs and lses. (Milakov and Gimelshein, 2018.)
     Raises ValueError where the pieces do not fit.
     """
     _checks.pieces(outputs, lses, sink)

@@ -189,7 +189,7 @@ def one_offset(frame: Frame, mask: Mask | None, bias: Bias | None) -> Offset:
     return 0
 
 
-def _offset_of(part: Any, frame: Frame) -> Offset | None:
+def _offset_of(part: Any, frame: Frame) -> Any:
     if part.alignment == "lower_right":
         return frame.Tk - frame.Tq
     if part.alignment == "upper_left":
@@ -273,6 +273,29 @@ def padding(lengths: Any, start: Any, stop: Any) -> None:
                     f"Padding({name}=)", "numbers of keys", value, "A mask goes into Padding.of(mask)."
                 )
             counts("Padding", name, value)
+
+
+def row_edges(start: Any, stop: Any) -> None:
+    if start is None and stop is None:
+        wrong_value("Rows", "start, stop or both", words("none"))
+    for name, edge in (("start", start), ("stop", stop)):
+        if edge is not None and (not isinstance(edge, Tensor) or edge.dtype not in INTEGERS):
+            wrong_type(f"Rows({name}=)", "an integer tensor (Tq,), (*batch, Tq) or (*batch, H, Tq)", edge)
+
+
+def row_edge(name: str, edge: Tensor | None, frame: Frame) -> Tensor | None:
+    """A row edge as (B|1, H|1, Tq) int64."""
+    if edge is None:
+        return None
+    on_device(f"Rows({name}=)", edge, frame)
+    Tq, batch = frame.Tq, frame.batch
+    if tuple(edge.shape) == (Tq,):
+        return edge.reshape(1, 1, Tq).long()
+    if tuple(edge.shape) == (*batch, Tq):
+        return edge.reshape(frame.B, 1, Tq).long()
+    if tuple(edge.shape) == (*batch, frame.H, Tq):
+        return edge.reshape(frame.B, frame.H, Tq).long()
+    wrong_value(f"Rows({name}=)", f"shape {(Tq,)}, {(*batch, Tq)} or {(*batch, frame.H, Tq)}", edge)
 
 
 def window(left: Any, right: Any) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from regard import _checks, _runs, masks
 from regard._call import Call
-from regard.kernels import _ops, inline, reference
+from regard.kernels import _ops, direct, inline, reference
 from regard.kernels import problem as problems
 
 Result = tuple[Tensor, Tensor]
@@ -62,6 +62,11 @@ def _refuses_tiled(call: Call) -> str | None:
     return problems.reduces(call)
 
 
+def _run_direct(call: Call, lse: bool) -> Result:
+    output = None if lse else direct.attend(call)
+    return _run_tiled(call, lse) if output is None else (output, output)
+
+
 def _run_inline(call: Call, lse: bool) -> Result:
     if torch.is_autocast_enabled(call.query.device.type):
         with torch.autocast(call.query.device.type, enabled=False):
@@ -76,6 +81,7 @@ def _refuses_inline(call: Call) -> str | None:
 
 
 KERNELS: tuple[Kernel, ...] = (
+    Kernel("direct", "three torch operations, dot and softmax on few pairs", _run_direct, direct.refuses),
     Kernel(
         "tiled", "pure torch, strip by strip, built-ins, one registered operator", _run_tiled, _refuses_tiled
     ),
@@ -185,7 +191,8 @@ def _pairs(call: Call) -> tuple[int, str]:
     if frame.device.type == "meta":
         return everything, visible.describe()
     if visible.dense is not None:
-        return int(visible.dense.expand(frame.B, frame.H, frame.Tq, frame.Tk).sum()), visible.describe()
+        seen = int(visible.dense.expand(frame.B, frame.H, frame.Tq, frame.Tk).sum())
+        return everything - seen if visible.negated else seen, visible.describe()
     total = sum(_run_pairs(run, call) for run in visible.runs or ())
     return min(total, everything), visible.describe()
 

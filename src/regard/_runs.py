@@ -16,7 +16,7 @@ from torch import Tensor
 
 from regard import _checks
 from regard._frame import Frame, Offset, coordinates, positions
-from regard.masks import And, Causal, Dense, Documents, Keys, Mask, Not, Or, Padding, Prefix, Window
+from regard.masks import And, Causal, Dense, Documents, Keys, Mask, Not, Or, Padding, Prefix, Rows, Window
 
 MOST_RUNS = 2
 
@@ -29,10 +29,14 @@ class Run(NamedTuple):
 
 
 class Visible(NamedTuple):
-    """Which pairs may meet: in one of ``runs`` (None: all of them) and where ``dense`` (None: everywhere) is true."""
+    """Which pairs may meet: in one of ``runs`` (None: all of them) and where ``dense`` (None: everywhere) says so.
+
+    dense says so where it is true, or where it is false if ``negated``.
+    """
 
     runs: tuple[Run, ...] | None = None
     dense: Tensor | None = None
+    negated: bool = False
 
     @property
     def everything(self) -> bool:
@@ -76,6 +80,8 @@ class _Lowering:
             return Visible((Run(None, None, self._rows(mask.start), self._rows(mask.stop)),))
         if isinstance(mask, Documents):
             return self._documents(mask)
+        if isinstance(mask, Rows):
+            return Visible((Run(start=mask.start, stop=mask.stop),))
         if isinstance(mask, Keys):
             return self._bool(mask.keep[:, None, None, :], None)
         if isinstance(mask, Dense):
@@ -135,13 +141,13 @@ class _Lowering:
 
     def _both(self, mask: Mask, one: Visible, two: Visible) -> Visible:
         if one.dense is None or two.dense is None:
-            dense = two.dense if one.dense is None else one.dense
+            dense = two[1:] if one.dense is None else one[1:]
         else:
-            dense = one.dense & two.dense
+            dense = (_plain(one) & _plain(two), False)
         if one.runs is None or two.runs is None:
-            return Visible(two.runs if one.runs is None else one.runs, dense)
+            return Visible(two.runs if one.runs is None else one.runs, *dense)
         runs = _without_idle([_meet(a, b) for a, b in itertools.product(one.runs, two.runs)])
-        return Visible(runs, dense) if len(runs) <= MOST_RUNS else self._written(mask)
+        return Visible(runs, *dense) if len(runs) <= MOST_RUNS else self._written(mask)
 
     def _either(self, mask: Mask, one: Visible, two: Visible) -> Visible:
         if one.everything or two.everything:
@@ -151,19 +157,22 @@ class _Lowering:
         runs = _without_idle([*one.runs, *two.runs])
         return Visible(runs) if len(runs) <= MOST_RUNS else self._written(mask)
 
-    def _other(self, mask: Mask, inner: Visible) -> Visible:
+    def _other(self, mask: Not, inner: Visible) -> Visible:
         if inner.everything:
             return Visible(())
         if inner.runs is None:
-            assert inner.dense is not None
-            return Visible(None, ~inner.dense)
+            return Visible(None, inner.dense, not inner.negated)
         if inner.dense is not None:
             return self._written(mask)
         found: list[Run] = [Run()]
         for run in inner.runs:
             beside = self._beside(run)
             found = list(_without_idle([_meet(a, b) for a, b in itertools.product(found, beside)]))
-        return Visible(tuple(found)) if len(found) <= MOST_RUNS else self._written(mask)
+        if len(found) <= MOST_RUNS:
+            return Visible(tuple(found))
+        if isinstance(mask.inner, Dense):
+            return Visible(None, mask.inner.mask, True)
+        return self._written(mask)
 
     def _beside(self, run: Run) -> list[Run]:
         """The keys outside one run, as at most two runs."""
@@ -181,7 +190,7 @@ class _Lowering:
 
 def _exact(mask: Mask) -> bool:
     """Whether ``at_most`` lowering loses nothing: simple masks of plain runs only."""
-    return isinstance(mask, (Causal, Window, Prefix, Padding, Keys, Dense))
+    return isinstance(mask, (Causal, Window, Prefix, Padding, Rows, Keys, Dense))
 
 
 _WORTH_A_SCAN = 4096
@@ -201,6 +210,11 @@ def edges(run: Run, frame: Frame, offset: Offset) -> tuple[Tensor, Tensor]:
         high = torch.minimum(high, run.stop)
     low, high = torch.broadcast_tensors(low.clamp(0, frame.Tk), high.clamp(0, frame.Tk))
     return low, high
+
+
+def _plain(visible: Visible) -> Tensor:
+    assert visible.dense is not None
+    return ~visible.dense if visible.negated else visible.dense
 
 
 def _least(one: int | None, two: int | None) -> int | None:

@@ -27,7 +27,7 @@ def sparsemax(x: Tensor) -> Tensor:
 
 @torch.no_grad()
 def entmax15(x: Tensor) -> Tensor:
-    """tau with sum_j max(x_j - tau, 0)^2 = 1: Newton from the left (the sum is convex), then the root on the support."""
+    """tau with sum_j max(x_j - tau, 0)^2 = 1: Newton from the left (convex), then the root on the support."""
     tau = torch.full_like(x[..., :1], -1.0)
     for _ in range(_MOST_STEPS):
         gap = (x - tau).clamp(min=0)

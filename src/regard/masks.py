@@ -23,7 +23,7 @@ from regard._frame import At, Frame, coordinates
 Alignment = str | int | Tensor | None
 MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
-__all__ = ["Causal", "Dense", "Documents", "Mask", "Padding", "Prefix", "Rule", "Window"]
+__all__ = ["Causal", "Dense", "Documents", "Mask", "Padding", "Prefix", "Rows", "Rule", "Window"]
 
 
 class Mask:
@@ -285,6 +285,36 @@ class Prefix(Mask):
 
     def allowed(self, at: At) -> Tensor:
         return at.j < per_sample(self.n, at)
+
+
+@dataclass(frozen=True, eq=False)
+class Rows(Mask):
+    """Keys by row: ``start[i] <= j < stop[i]``, integer tensors (Tq,), (*batch, Tq) or (*batch, H, Tq); None: no limit.
+
+    One run of keys a row, said directly (column runs on GPUs: FlashMask, Wang et al., 2024).
+    """
+
+    start: Tensor | None = None
+    stop: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        _checks.row_edges(self.start, self.stop)
+
+    def bind(self, frame: Frame) -> Mask:
+        return Rows(_checks.row_edge("start", self.start, frame), _checks.row_edge("stop", self.stop, frame))
+
+    def allowed(self, at: At) -> Tensor:
+        inside = torch.ones_like(at.i + at.j, dtype=torch.bool)
+        if self.start is not None:
+            inside = inside & (at.j >= _edge(self.start, at))
+        if self.stop is not None:
+            inside = inside & (at.j < _edge(self.stop, at))
+        return inside
+
+
+def _edge(edge: Tensor, at: At) -> Tensor:
+    B, H, Tq = edge.shape
+    return edge[at.b if B > 1 else at.b * 0, at.h if H > 1 else at.h * 0, at.i if Tq > 1 else at.i * 0]
 
 
 def per_sample(value: int | Tensor, at: At) -> int | Tensor:

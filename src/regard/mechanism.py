@@ -27,6 +27,7 @@ class Mechanism(Mapping[str, Any]):
     name: str
     formula: str
     paper: str
+    _given: dict[str, Any]
 
     def __init__(self, name: str, *, formula: str = "", paper: str = "", **given: Any) -> None:
         for keyword in given:

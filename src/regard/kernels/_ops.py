@@ -19,7 +19,7 @@ _TENSORS = "Tensor query, Tensor key, Tensor value, " + ", ".join(
     f"Tensor? {name}" for name in Problem._fields[3 : Problem._fields.index("bounds")]
 )
 _NUMBERS = (
-    "SymInt[] bounds, bool masked, SymInt offset, str score, str normalize, "
+    "SymInt[] bounds, bool masked, bool negated, SymInt offset, str score, str normalize, "
     "float factor, float softcap, float dropout_p, bool rows_wanted"
 )
 _TENSOR_COUNT = Problem._fields.index("bounds")
@@ -28,7 +28,8 @@ _BEFORE = 3
 library = torch.library.Library("regard", "DEF")
 library.define(f"attend({_TENSORS}, {_NUMBERS}) -> (Tensor, Tensor, Tensor)")
 library.define(
-    f"attend_backward(Tensor? grad_output, Tensor? grad_lse, Tensor rows, {_TENSORS}, {_NUMBERS}, bool[] needs) -> Tensor[]"
+    f"attend_backward(Tensor? grad_output, Tensor? grad_lse, Tensor rows, {_TENSORS}, {_NUMBERS}, bool[] needs)"
+    " -> Tensor[]"
 )
 library.define("document_runs(Tensor query_ids, Tensor key_ids, bool must) -> (Tensor, Tensor)")
 
@@ -66,7 +67,6 @@ library.impl("document_runs", _runs.document_runs, "CompositeExplicitAutograd")
 # ---------------------------------------------------------------------------- shapes only
 
 
-@torch.library.register_fake("regard::attend", lib=library)
 def _fake_attend(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
     problem = Problem(*arguments)
     B, H, Tq, _ = problem.query.shape
@@ -77,18 +77,21 @@ def _fake_attend(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
     return output, lse, problem.value.new_empty(numbers, B, H, Tq, dtype=dtype)
 
 
-@torch.library.register_fake("regard::attend_backward", lib=library)
 def _fake_backward(grad_output: Any, grad_lse: Any, rows: Any, *arguments: Any) -> list[Tensor]:
     problem, needs = Problem(*arguments[:-1]), arguments[-1]
     tensors = [getattr(problem, name) for name, need in zip(DIFFERENTIABLE, needs, strict=True) if need]
     return [torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in tensors if t is not None]
 
 
-@torch.library.register_fake("regard::document_runs", lib=library)
 def _fake_runs(query_ids: Tensor, key_ids: Tensor, must: bool) -> tuple[Tensor, Tensor]:
     B = query_ids.shape[0] if key_ids.shape[0] == 1 else key_ids.shape[0]
     shape = (B, query_ids.shape[1])
     return query_ids.new_empty(shape, dtype=torch.int64), query_ids.new_empty(shape, dtype=torch.int64)
+
+
+torch.library.register_fake("regard::attend", _fake_attend, lib=library)
+torch.library.register_fake("regard::attend_backward", _fake_backward, lib=library)
+torch.library.register_fake("regard::document_runs", _fake_runs, lib=library)
 
 
 # ---------------------------------------------------------------------------- gradients, once and twice
@@ -168,6 +171,10 @@ class AttendBackward(torch.autograd.Function):
         return tuple(found), tuple(dims)
 
 
+def _apply(function: Any, *arguments: Any) -> Any:
+    return function.apply(*arguments)
+
+
 def differentiating() -> bool:
     """Whether torch.func.grad (or vjp, jacrev) is at work here."""
     return _transform("Grad")
@@ -189,7 +196,7 @@ def call(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
     """The operator, by the way that is open here."""
     found: tuple[Tensor, Tensor, Tensor]
     if differentiating():
-        found = Attend.apply(*problem)
+        found = _apply(Attend, *problem)
     elif problem.rows_wanted or _watched():
         found = torch.ops.regard.attend.default(*problem)
     else:
@@ -209,7 +216,7 @@ def _watched() -> bool:
 def call_backward(*arguments: Any) -> Any:
     """The operator's gradient, by the way that is open here."""
     if differentiating():
-        return AttendBackward.apply(*arguments)
+        return _apply(AttendBackward, *arguments)
     return torch.ops.regard.attend_backward.default(*arguments)
 
 
@@ -233,7 +240,7 @@ def _folded(info: Any, dims: Any, arguments: tuple[Any, ...], needs: tuple[bool,
             "dropout under vmap: say randomness='same'. Every sample then drops other pairs all the same."
         )
     B = problem.query.shape[0 if at.query != 0 else 1]
-    folded = {}
+    folded: dict[str, Any] = {}
     for n, name in enumerate(Problem._fields[:_TENSOR_COUNT]):
         always = n < 3 or (n < len(needs) and needs[n])
         if name != "seed":

@@ -143,7 +143,7 @@ def _additive_gradients(
 
 
 class Weighed(NamedTuple):
-    """Weights (not yet divided where ``total`` is given), log-sum-exp, and one or two numbers a row for the gradient."""
+    """Weights (not yet divided where ``total`` is given), log-sum-exp, numbers of each row for the gradient."""
 
     weights: Tensor
     total: Tensor | None
@@ -174,6 +174,11 @@ def weigh_again(problem: Problem, s: Tensor, own: Parameters, rows: tuple[Tensor
         return s.sub_(peak[..., None]).exp_().mul_(_reciprocal(total)[..., None])
     s.sub_(_top(s))
     return _above(problem.normalize, s, rows[0][..., None], own)
+
+
+def plain_softmax(s: Tensor) -> Tensor:
+    """Softmax of rows that all see some key, in place and in one pass."""
+    return torch.softmax(s, -1, out=s)
 
 
 def _top(s: Tensor) -> Tensor:
@@ -264,6 +269,16 @@ def weight_gradients(
     mean = torch.linalg.vecdot(slope, dw)[..., None] / total.masked_fill(total == 0, 1.0)
     alpha = None if s is None else _alpha_gradient(w, dw, slope, total, own, s)
     return WeightGradients(dw.sub_(mean).mul_(slope), None, alpha, None)
+
+
+def _sink_gradient(
+    w: Tensor, dw: Tensor, sink: Tensor, rows: tuple[Tensor, ...], dlse: Tensor | None
+) -> Tensor:
+    """The sink is a key of value 0: with weight w_s, d sink = w_s (dlse - sum_j w_j dw_j), summed over the rows."""
+    peak, total = rows
+    mean: Tensor = torch.linalg.vecdot(w, dw)
+    share = (sink - peak).exp().mul_(_reciprocal(total)).masked_fill_(total == 0, 0.0)
+    return ((-mean if dlse is None else dlse - mean) * share).sum(-1)
 
 
 def _slope(kind: str, w: Tensor, own: Parameters) -> Tensor:

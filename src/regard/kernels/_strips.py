@@ -15,8 +15,8 @@ from torch import Tensor
 from regard import _runs
 from regard.kernels.problem import UNLIMITED, Problem
 
-BUDGET = {"cpu": 1 << 20}
-BUDGET_ELSEWHERE = 1 << 25
+PER_THREAD = 1 << 19
+ELSEWHERE = 1 << 25
 MOST_ROWS = 256
 _TILE = 64
 
@@ -25,6 +25,7 @@ class Strip(NamedTuple):
     """Samples b, key heads h, query heads heads, query rows, and the ranges of keys that they may see.
 
     ragged: the columns (of the strip) where some row may not see a key; None where every row sees every key.
+    filled: whether every row surely sees some key.
     """
 
     b: slice
@@ -33,6 +34,7 @@ class Strip(NamedTuple):
     rows: tuple[int, int]
     keys: tuple[tuple[int, int], ...]
     ragged: tuple[tuple[int, int], ...] | None
+    filled: bool
 
     @property
     def width(self) -> int:
@@ -40,12 +42,13 @@ class Strip(NamedTuple):
 
 
 class _Block(NamedTuple):
-    """What one run says of one block of rows: the hull of its keys, and the part that all rows see."""
+    """What one run says of one block of rows: the hull of its keys, the part that all rows see, any empty row."""
 
     start: int
     stop: int
     inner_start: int
     inner_stop: int
+    empty: int
 
 
 def walk(problem: Problem, edges: list[tuple[Tensor, Tensor]]) -> Iterator[Strip]:
@@ -84,13 +87,13 @@ def _sizes(problem: Problem, groups: int, by_sample: bool, by_head: bool) -> tup
     """Rows, samples and key heads of a strip, within the budget."""
     B, _, Tq, _ = problem.query.shape
     _, Hkv, Tk, _ = problem.key.shape
-    budget = BUDGET.get(problem.query.device.type, BUDGET_ELSEWHERE)
-    wide = Tk
+    budget = PER_THREAD * torch.get_num_threads() if problem.query.device.type == "cpu" else ELSEWHERE
+    wide, most = Tk, MOST_ROWS
     if len(problem.bounds) == 2 and UNLIMITED not in problem.bounds:
-        wide = min(Tk, problem.bounds[0] + problem.bounds[1] + MOST_ROWS)
-    rows = max(1, min(Tq, MOST_ROWS, budget // max(1, groups * wide)))
-    if len(problem.bounds) == 2 and wide < Tk:
-        rows = max(1, min(rows, max(32, (problem.bounds[0] + problem.bounds[1]) // 2)))
+        window = problem.bounds[0] + problem.bounds[1] + 1
+        most = min(MOST_ROWS, max(64, window // 2))
+        wide = max(1, min(Tk, window + most))
+    rows = max(1, min(Tq, most, budget // max(1, groups * wide)))
     elements = groups * rows * wide
     heads = 1 if by_head and groups == 1 else max(1, min(Hkv, budget // max(1, elements)))
     samples = 1 if by_sample or heads < Hkv else max(1, min(B, budget // max(1, elements * Hkv)))
@@ -104,7 +107,8 @@ def _blocks(low: Tensor, high: Tensor, Tk: int, rows: int) -> list[list[list[_Bl
     stop = _per_block(high.masked_fill(empty, 0), rows).amax(-1)
     inner_start = _per_block(low.masked_fill(empty, Tk), rows).amax(-1)
     inner_stop = _per_block(high.masked_fill(empty, 0), rows).amin(-1)
-    table = torch.stack([start, stop, inner_start, inner_stop], -1).tolist()
+    some = _per_block(empty, rows).any(-1).to(start.dtype)
+    table = torch.stack([start, stop, inner_start, inner_stop, some], -1).tolist()
     return [[[_Block(*cell) for cell in row] for row in head] for head in table]
 
 
@@ -112,7 +116,7 @@ def _per_block(edge: Tensor, rows: int) -> Tensor:
     missing = -edge.shape[-1] % rows
     if missing:
         edge = torch.cat([edge, edge[..., -1:].expand(*edge.shape[:-1], missing)], -1)
-    return edge.unflatten(-1, (-1, rows))
+    return edge.reshape(*edge.shape[:-1], -1, rows)
 
 
 def _merged(found: list[list[list[_Block]]], bs: slice, heads: slice, n: int) -> _Block:
@@ -126,6 +130,7 @@ def _merged(found: list[list[list[_Block]]], bs: slice, heads: slice, n: int) ->
         max(cell.stop for cell in cells),
         max(cell.inner_start for cell in cells),
         min(cell.inner_stop for cell in cells),
+        max(cell.empty for cell in cells),
     )
 
 
@@ -135,15 +140,16 @@ def _strip(
     Tk = problem.key.shape[2]
     keys: list[tuple[int, int]] = [(0, Tk)]
     ragged: list[tuple[int, int]] | None = None
+    filled = problem.dense is None and (seen is None or any(not cell.empty for cell in seen))
     if seen is not None:
         keys = _union([(cell.start, cell.stop) for cell in seen if cell.start < cell.stop])
         ragged = _ragged(seen[0], keys) if len(seen) == 1 and keys else [(0, _width(keys))]
     if problem.dense is not None:
-        keys = _only_seen(problem.dense, bs, heads, span, keys)
+        keys = _only_seen(part(problem.dense, bs, heads, span), problem.negated, keys)
         ragged = [(0, _width(keys))]
     if not keys:
         return None
-    return Strip(bs, hs, heads, span, tuple(keys), tuple(ragged) if ragged else None)
+    return Strip(bs, hs, heads, span, tuple(keys), tuple(ragged) if ragged else None, filled)
 
 
 def _ragged(cell: _Block, keys: list[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -169,17 +175,16 @@ def _union(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
     return merged
 
 
-def _only_seen(
-    dense: Tensor, bs: slice, heads: slice, span: tuple[int, int], keys: list[tuple[int, int]]
-) -> list[tuple[int, int]]:
-    """The parts of the key ranges in which the bool tensor lets any row see anything, by tiles of 64 keys."""
-    if dense.shape[3] == 1:
-        return keys if bool(part(dense, bs, heads, span).any()) else []
+def _only_seen(dense: Tensor, negated: bool, keys: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The parts of the key ranges in which a strip's bool tensor lets any row see anything, by tiles of 64 keys."""
+    dense = dense.flatten(0, 2)
+    seen = ~dense.all(0) if negated else dense.any(0)
+    if seen.shape[0] == 1:
+        return keys if bool(seen) else []
     found: list[tuple[int, int]] = []
-    seen = part(dense, bs, heads, span).flatten(0, 2).any(0)
     for start, stop in keys:
         flags = seen[start:stop]
-        flags = torch.nn.functional.pad(flags, (0, -flags.shape[0] % _TILE)).unflatten(0, (-1, _TILE)).any(-1)
+        flags = torch.nn.functional.pad(flags, (0, -flags.shape[0] % _TILE)).view(-1, _TILE).any(-1)
         for n, flag in enumerate(flags.tolist()):
             if flag:
                 found.append((start + n * _TILE, min(start + (n + 1) * _TILE, stop)))
@@ -212,21 +217,39 @@ def rows_of(tensor: Tensor, keys: tuple[tuple[int, int], ...]) -> Tensor:
     return torch.cat([tensor[..., start:stop, :] for start, stop in keys], -2)
 
 
-def blocked(
-    problem: Problem, edges: list[tuple[Tensor, Tensor]], strip: Strip, low: int, high: int
-) -> Tensor:
-    """Which pairs of the strip's columns low to high may not meet: bool, broadcastable to (b, heads, rows, high - low)."""
+class Closed(NamedTuple):
+    """Pairs of a strip's columns low to high that may not meet: bool, broadcastable to (b, heads, rows, high - low)."""
+
+    low: int
+    high: int
+    pairs: Tensor
+
+
+def closed(problem: Problem, edges: list[tuple[Tensor, Tensor]], strip: Strip) -> list[Closed]:
+    """Which pairs of a strip may not meet, for its ragged columns."""
+    if strip.ragged is None:
+        return []
     device = problem.query.device
-    index = torch.cat([torch.arange(*span, device=device) for span in strip.keys])[low:high]
-    allowed: Tensor | None = None
-    if problem.masked:
-        allowed = torch.zeros(1, 1, 1, 1, dtype=torch.bool, device=device)
-        for first, end in edges:
-            run = [part(edge[..., None], strip.b, strip.heads, strip.rows) for edge in (first, end)]
-            allowed = allowed | ((index >= run[0]) & (index < run[1]))
+    index = torch.cat([torch.arange(*span, device=device) for span in strip.keys])
+    own = [[part(edge[..., None], strip.b, strip.heads, strip.rows) for edge in pair] for pair in edges]
+    dense = None
     if problem.dense is not None:
         dense = columns(part(problem.dense, strip.b, strip.heads, strip.rows), strip.keys)
-        dense = dense if dense.shape[-1] == 1 else dense[..., low:high]
-        allowed = dense if allowed is None else allowed & dense
-    assert allowed is not None
-    return ~allowed
+        dense = dense if problem.negated else ~dense
+    return [_closed(problem, index[low:high], own, dense, low, high) for low, high in strip.ragged]
+
+
+def _closed(
+    problem: Problem, index: Tensor, own: list[list[Tensor]], dense: Tensor | None, low: int, high: int
+) -> Closed:
+    pairs: Tensor | None = None
+    for first, end in own:
+        outside = (index < first) | (index >= end)
+        pairs = outside if pairs is None else pairs & outside
+    if problem.masked and pairs is None:
+        pairs = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=index.device)
+    if dense is not None:
+        there = dense if dense.shape[-1] == 1 else dense[..., low:high]
+        pairs = there if pairs is None else pairs | there
+    assert pairs is not None
+    return Closed(low, high, pairs)

@@ -28,16 +28,12 @@ class Lowered(masks.Mask):
             runs = torch.zeros_like(allowed)
             for run in problem.runs or []:
                 low, high = _runs.edges(run, problem.frame, problem.place)
-                runs = runs | ((at.j >= _rows(low, at)) & (at.j < _rows(high, at)))
+                runs = runs | masks.Rows(low, high).allowed(at)
             allowed = allowed & runs
         if problem.dense is not None:
-            allowed = allowed & masks.Dense(problem.dense).allowed(at)
+            dense = masks.Dense(problem.dense).allowed(at)
+            allowed = allowed & (~dense if problem.negated else dense)
         return allowed
-
-
-def _rows(edge: Tensor, at: At) -> Tensor:
-    B, H, Tq = edge.shape
-    return edge[at.b if B > 1 else at.b * 0, at.h if H > 1 else at.h * 0, at.i if Tq > 1 else at.i * 0]
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,7 +51,7 @@ class Diagonal(biases.Bias):
 
 def _unchecked(kind: type, **fields: Any) -> Any:
     """A built-in whose parameters were checked before they were lowered, (B|1, H|1) by now."""
-    made = object.__new__(kind)
+    made: Any = object.__new__(kind)
     for name, value in fields.items():
         object.__setattr__(made, name, value)
     return made
@@ -111,11 +107,11 @@ def second_gradients(
     needs: list[bool],
     given: list[Tensor | None],
 ) -> tuple[Tensor | None, Tensor | None, list[Tensor | None]]:
-    """Gradients, by the upstream gradients and by the problem's tensors, of the first gradients weighted by ``given``."""
+    """Gradients of the first gradients weighted by ``given``: by the upstream gradients and the problem's tensors."""
     keep = torch.is_grad_enabled()
     names = [name for name, need in zip(DIFFERENTIABLE, needs, strict=True) if need]
     with torch.enable_grad():
-        tensors = {name: _connected(getattr(problem, name)) for name in DIFFERENTIABLE}
+        tensors: dict[str, Any] = {name: _connected(getattr(problem, name)) for name in DIFFERENTIABLE}
         upstream = [_connected(grad_output), _connected(grad_lse)]
         outputs = inline.attend(as_call(problem._replace(**tensors)))
         pairs = [(out, up) for out, up in zip(outputs, upstream, strict=True) if up is not None]

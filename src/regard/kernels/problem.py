@@ -26,7 +26,9 @@ class Problem(NamedTuple):
     """Arguments of ``regard::attend``. Per-head parameters are (B|1, H|1), tensors of pairs (B|1, H|1, Tq|1, Tk|1).
 
     score: "dot" (factor * scale * q . k, soft-capped where softcap > 0), "additive" (weight . tanh(q + k)) or
-    "distance" (-factor * scale * |q - k|^2). normalize: "softmax", "sparsemax", "entmax15", "entmax", "sigmoid", "relu".
+    "distance" (-factor * scale * |q - k|^2).
+    normalize: "softmax", "sparsemax", "entmax15", "entmax", "sigmoid" or "relu".
+    dense: True may attend, unless negated.
     bounds: left and right of each run, UNLIMITED where there is none; start, stop: (B|1, H|1, Tq|1).
     """
 
@@ -49,6 +51,7 @@ class Problem(NamedTuple):
     seed: Tensor | None
     bounds: list[int]
     masked: bool
+    negated: bool
     offset: int
     score: str
     normalize: str
@@ -109,6 +112,7 @@ def lower(call: Call, rows_wanted: bool) -> Problem:
         seed=call.seed,
         bounds=bounds,
         masked=visible.runs is not None,
+        negated=visible.negated,
         offset=0 if isinstance(call.offset, Tensor) else call.offset,
         dropout_p=call.dropout_p,
         rows_wanted=rows_wanted,

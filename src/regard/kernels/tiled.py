@@ -6,7 +6,8 @@ again and walks the stages back (``_stages``).
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import math
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,35 +30,42 @@ class Ready(NamedTuple):
     bad_key: Tensor | None
     bad_value: Tensor | None
     edges: list[tuple[Tensor, Tensor]]
-
-    @property
-    def careful(self) -> bool:
-        return self.bad_query is not None or self.bad_key is not None or self.bad_value is not None
+    careful: bool
 
 
-def _ready(problem: Problem) -> Ready:
+def _ready(problem: Problem, *others: Tensor | None) -> Ready:
+    """``others``: what else must be finite for the careful way not to be needed."""
     dtype = torch.float64 if problem.value.dtype == torch.float64 else torch.float32
     query, key, value = (x.to(dtype) for x in (problem.query, problem.key, problem.value))
     bad_query = bad_key = bad_value = None
-    if not _surely_finite(query, key, value):
+    careful = not _surely_finite(query, key, value, *others)
+    if careful:
         query, bad_query = finite_rows(query)
         key, bad_key = finite_rows(key)
         bad_value = ~torch.isfinite(value)
         value = value.masked_fill(bad_value, 0.0)
-    own = {name: _to(getattr(problem, name), dtype) for name in ("scale", "weight", "sink", "alpha", "shift")}
+    own: dict[str, Any] = {
+        name: _to(getattr(problem, name), dtype) for name in ("scale", "weight", "sink", "alpha", "shift")
+    }
     if own["alpha"] is not None:
         own["alpha"] = own["alpha"].clamp(min=1 + 1e-4)
     problem = problem._replace(query=query, key=key, value=value, **own)
-    return Ready(problem, bad_query, bad_key, bad_value, _strips.edges_of(problem))
+    return Ready(problem, bad_query, bad_key, bad_value, _strips.edges_of(problem), careful)
 
 
 def _to(tensor: Tensor | None, dtype: torch.dtype) -> Tensor | None:
     return None if tensor is None else tensor.to(dtype)
 
 
-def _surely_finite(*tensors: Tensor) -> bool:
-    total = sum(tensor.sum() for tensor in tensors)
-    return bool(torch.isfinite(torch.as_tensor(total)))
+def _surely_finite(*tensors: Tensor | None) -> bool:
+    """Whether sums say that all is finite; a sum that overflows only costs the careful way."""
+    return all(
+        tensor is None or math.isfinite(tensor.sum(dtype=_at_least(tensor)).item()) for tensor in tensors
+    )
+
+
+def _at_least(tensor: Tensor) -> torch.dtype:
+    return torch.float64 if tensor.dtype == torch.float64 else torch.float32
 
 
 def row_numbers(problem: Problem) -> int:
@@ -84,9 +92,11 @@ def _forward_strip(ready: Ready, strip: Strip, output: Tensor, lse: Tensor, rows
     q, k, v = _inputs(problem, strip)
     own = _own(problem, strip)
     scored = _stages.score(problem, q, k, own, _shape(strip), keep=False)
-    _biased(ready, strip, scored.scores)
-    if _simple(ready, strip, rows):
-        weights, total = torch.softmax(scored.scores, -1, out=scored.scores), None
+    closed = _strips.closed(problem, ready.edges, strip)
+    _biased(ready, strip, scored.scores, closed)
+    total: Tensor | None
+    if not rows.shape[0] and _simple(ready, strip):
+        weights, total = _stages.plain_softmax(scored.scores), None
     else:
         weighed = _stages.weigh(problem, scored.scores, own)
         weights, total = weighed.weights, weighed.total
@@ -105,17 +115,11 @@ def _forward_strip(ready: Ready, strip: Strip, output: Tensor, lse: Tensor, rows
     output[place] = part
 
 
-def _simple(ready: Ready, strip: Strip, rows: Tensor) -> bool:
-    """Whether a plain softmax will do: nothing can be blocked, nobody asks for more than the output."""
+def _simple(ready: Ready, strip: Strip) -> bool:
+    """Whether a plain softmax will do: every row surely sees a key at a finite score."""
     problem = ready.problem
-    plain = problem.normalize == "softmax" and problem.sink is None and strip.ragged is None
-    return (
-        plain
-        and problem.bias is None
-        and problem.diagonal is None
-        and not rows.shape[0]
-        and not ready.careful
-    )
+    plain = problem.normalize == "softmax" and problem.sink is None and strip.filled and not ready.careful
+    return plain and problem.bias is None and problem.diagonal is None
 
 
 def backward(
@@ -126,7 +130,7 @@ def backward(
     needs: list[bool],
 ) -> list[Tensor]:
     """Gradients of the differentiable arguments that ``needs`` asks for, in their own shapes and dtypes."""
-    ready = _ready(problem)
+    ready = _ready(problem, grad_output, grad_lse, output_rows)
     sums = {
         name: _sum_room(ready.problem, name)
         for name, need in zip(DIFFERENTIABLE, needs, strict=True)
@@ -154,12 +158,14 @@ def _backward_strip(
     q, k, v = _inputs(problem, strip)
     own = _own(problem, strip)
     scored = _stages.score(problem, q, k, own, _shape(strip), keep=True)
-    _biased(ready, strip, scored.scores)
-    closed = scored.scores == -torch.inf if problem.bias is not None or ready.careful else None
+    _biased(ready, strip, scored.scores, _strips.closed(problem, ready.edges, strip))
+    blocked = scored.scores == -torch.inf if ready.careful else None
     before = scored.scores.clone() if "alpha" in sums else None
     numbers = tuple(rows[n][place] for n in range(rows.shape[0]))
-    weights = _stages.weigh_again(problem, scored.scores, own, numbers)
-    _clear(ready, strip, weights, closed)
+    if _simple(ready, strip):
+        weights = _stages.plain_softmax(scored.scores)
+    else:
+        weights = _cleared(_stages.weigh_again(problem, scored.scores, own, numbers), blocked)
     dout = grad_output[place].reshape(q.shape[0], q.shape[1], -1)
     dweights = torch.bmm(dout, v.mT).view(weights.shape)
     dropped = weights
@@ -171,7 +177,7 @@ def _backward_strip(
         _add_keys(sums["value"], strip, torch.bmm(dropped.view(q.shape[0], q.shape[1], -1).mT, dout))
     dlse = None if grad_lse is None else grad_lse[place]
     by_score = _stages.weight_gradients(problem, weights, dweights, own, numbers, dlse, before)
-    _clear(ready, strip, by_score.scores, closed)
+    _cleared(by_score.scores, blocked)
     for name in ("sink", "alpha", "shift"):
         if name in sums:
             sums[name][strip.b, strip.heads] += getattr(by_score, name)
@@ -240,7 +246,7 @@ def _own(problem: Problem, strip: Strip) -> Parameters:
     )
 
 
-def _biased(ready: Ready, strip: Strip, s: Tensor) -> None:
+def _biased(ready: Ready, strip: Strip, s: Tensor, closed: list[_strips.Closed]) -> None:
     """Add bias and diagonal, then close what may not meet with -inf, in place; mark what is not finite with NaN."""
     problem = ready.problem
     if problem.bias is not None:
@@ -249,24 +255,21 @@ def _biased(ready: Ready, strip: Strip, s: Tensor) -> None:
         for low, high, piece in _diagonals(problem.diagonal, problem, strip):
             s[..., low:high].add_(piece.unfold(-1, high - low, 1).flip(-2))
     if ready.careful:
-        closed = s == -torch.inf
+        blocked = s == -torch.inf
         if ready.bad_query is not None:
             s.masked_fill_(ready.bad_query[_place(strip)][..., None], torch.nan)
         if ready.bad_key is not None:
             groups = (strip.heads.stop - strip.heads.start) // (strip.h.stop - strip.h.start)
             bad = _strips.columns(ready.bad_key[strip.b, strip.h], strip.keys)
             s.masked_fill_(bad.repeat_interleave(groups, 1)[:, :, None, :], torch.nan)
-        s.masked_fill_(closed, -torch.inf)
-    for low, high in strip.ragged or ():
-        s[..., low:high].masked_fill_(_strips.blocked(problem, ready.edges, strip, low, high), -torch.inf)
+        s.masked_fill_(blocked, -torch.inf)
+    for low, high, pairs in closed:
+        s[..., low:high].masked_fill_(pairs, -torch.inf)
 
 
-def _clear(ready: Ready, strip: Strip, x: Tensor, closed: Tensor | None) -> None:
-    """Set blocked pairs to 0: rows that are not finite would otherwise reach keys that they may not see."""
-    for low, high in strip.ragged or ():
-        x[..., low:high].masked_fill_(_strips.blocked(ready.problem, ready.edges, strip, low, high), 0.0)
-    if closed is not None:
-        x.masked_fill_(closed, 0.0)
+def _cleared(x: Tensor, blocked: Tensor | None) -> Tensor:
+    """Blocked pairs set to 0: rows that are not finite would otherwise reach keys that they may not see."""
+    return x if blocked is None else x.masked_fill_(blocked, 0.0)
 
 
 def _diagonals(diagonal: Tensor, problem: Problem, strip: Strip) -> list[tuple[int, int, Tensor]]:
@@ -300,7 +303,7 @@ def _along_diagonals(ds: Tensor) -> Tensor:
     """Sums of ds (..., rows, columns) along its diagonals, lowest first: (..., rows + columns - 1)."""
     rows, columns = ds.shape[-2:]
     sheared = torch.nn.functional.pad(ds.flip(-2), (0, rows)).flatten(-2)[..., : rows * (rows + columns - 1)]
-    return sheared.unflatten(-1, (rows, rows + columns - 1)).sum(-2)
+    return sheared.reshape(*ds.shape[:-2], rows, rows + columns - 1).sum(-2)
 
 
 def _kept(problem: Problem, strip: Strip) -> Tensor:
