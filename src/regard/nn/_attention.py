@@ -50,12 +50,12 @@ class Attention(Heads):
 
     embed_dim, num_heads: width of the query and H. head_dim: D, embed_dim / H unless told. v_head_dim: Dv, D unless
     told. num_kv_heads: Hkv, a divisor of H (grouped and multi-query attention), H unless told. kdim, vdim: widths of
-    key (embed_dim unless told) and value (kdim unless told). out_dim: embed_dim unless told. ``out_proj=False`` gives the
+    key (embed_dim unless told) and value (kdim unless told). out_dim: embed_dim unless told. ``out_proj=False`` gives
     heads side by side, (B, Tq, H Dv).
 
     score, normalize, mask, bias: the mechanism (``**mechanism`` of ``regard.Mechanism``), each an object of the core or
-    an ``nn.Owner``, which owns its parameters. mask joins the one of a call by ``&``.
-    **The two biases**: a bool ``bias`` is torch's flag, whether the Linears have one (``bias=False, out_proj=False`` are
+    an ``nn.Owner``, which owns its parameters; mask joins the one of a call by ``&``.
+    **Two biases**: a bool ``bias`` is torch's flag, whether the Linears have one (``bias=False, out_proj=False`` are
     the bare matrices); any other is what position adds to the scores, and ``proj_bias=`` then says the first.
     rotary: turns queries and keys by their positions. dropout_p: share of weights dropped in training mode.
 

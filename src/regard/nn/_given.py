@@ -33,12 +33,14 @@ def rows(name: str, x: Any, width: int, linear: nn.Linear | None, width_name: st
         wrong_type(name, f"a tensor (B, T, {width}) or (T, {width})", x)
     if x.ndim < 2 or x.shape[-1] != width:
         wrong_value(name, f"(B, T, {width_name}) or (T, {width_name}) with {width_name} = {width}", x)
-    if linear is None or torch.is_autocast_enabled(x.device.type):
-        return x
-    if x.dtype != linear.weight.dtype:
+    if linear is not None and x.dtype != linear.weight.dtype and not _autocast(x.device.type):
         own = str(linear.weight.dtype).removeprefix("torch.")
         wrong_type(name, f"the module's dtype, {own}", x, "Say module.to(x.dtype) or x.to(...).")
     return x
+
+
+def _autocast(kind: str) -> bool:
+    return torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
 
 
 def fitting_state(module: nn.Module) -> None:
