@@ -15,7 +15,10 @@ def data_of(page):
 
 
 def weights_of(data):
-    return np.frombuffer(zlib.decompress(base64.b64decode(data["weights"])), "<u2")
+    packed = np.frombuffer(
+        zlib.decompress(base64.b64decode(data["weights"])), "<u2" if data["bits"] == 16 else "u1"
+    )
+    return packed / 65535 if data["bits"] == 16 else (packed / 255) ** 2
 
 
 def test_the_page_carries_every_weight(record):
@@ -23,7 +26,7 @@ def test_the_page_carries_every_weight(record):
     numbers = weights_of(data)
     for site, head_starts in zip(record.sites, [one["starts"] for one in data["sites"]], strict=True):
         for head, start in enumerate(head_starts):
-            map_ = numbers[start : start + 16].reshape(4, 4) / 65535
+            map_ = numbers[start : start + 16].reshape(4, 4)
             np.testing.assert_allclose(map_, site.weights[0, head].numpy(), atol=0.5001 / 65535)
 
 
@@ -61,20 +64,25 @@ def test_direction(record, text, direction):
 
 
 @pytest.mark.parametrize(
-    ("budget", "count", "said"),
+    ("budget", "count", "bits", "said"),
     [
-        (400, 4, None),
-        (100, 2, "Only layer 1 is in this page"),
-        (40, 1, "Only layer 1, head 0 is in this page"),
+        (128, 4, 16, "to within 1/65535"),
+        (127, 4, 8, "to within 0.004"),
+        (63, 1, 16, "Only layer 0 is in this page: all 4 maps"),
     ],
 )
-def test_what_does_not_fit_is_left_out_and_said(record, monkeypatch, budget, count, said):
+def test_what_does_not_fit_is_left_out_and_said(record, monkeypatch, budget, count, bits, said):
+    first, second = record.sites
+    second.query, record.sites = torch.zeros(1, 3, 4, 2), [first, second]
+    first.query, first.__dict__["weights"] = torch.zeros(1, 1, 4, 2), torch.full((1, 1, 4, 4), 0.3)
+    second.__dict__["weights"] = torch.rand(1, 3, 4, 4, generator=torch.Generator().manual_seed(0))
     monkeypatch.setattr(html, "_BUDGET", budget)
-    page = html.page(record, 1, 0)
+    page = html.page(record, 0, 0)
     data = data_of(page)
-    assert len(weights_of(data)) == 16 * count
-    assert sum(start is not None for site in data["sites"] for start in site["starts"]) == count
-    assert (said in page) if said else "in this page:" not in page
+    assert (data["bits"], len(weights_of(data))) == (bits, 16 * count)
+    assert [start is not None for site in data["sites"] for start in site["starts"]].count(True) == count
+    assert said in page and ("Only layer" in page) == (count < 4)
+    np.testing.assert_allclose(weights_of(data)[:16], 0.3, atol=0.004 if bits == 8 else 1e-5)
 
 
 def test_a_record_of_nothing():

@@ -172,13 +172,21 @@ def test_cross_attention_shades_the_other_side(opened, record):
 
 
 def test_heads_that_were_left_out_cannot_be_chosen(opened, record, monkeypatch):
-    monkeypatch.setattr(html, "_BUDGET", 40)
+    monkeypatch.setattr(html, "_BUDGET", 20)
     one = opened(record, layer=1, head=0)
     assert (
         one.page.locator("#heads button").count() == 1 and one.page.locator("#heads .left-out").count() == 3
     )
     assert one.page.locator("#head option").all_inner_texts() == ["0"]
     assert "Only layer 1, head 0 is in this page" in one.page.locator("footer").inner_text()
+
+
+def test_eight_bits_show_the_same_map(opened, record, monkeypatch):
+    monkeypatch.setattr(html, "_BUDGET", 70)
+    one = opened(record, layer=1, head=1)
+    assert one.page.locator("#heads button").count() == 4
+    assert one.page.locator("#said").inner_text().endswith(": 0.252")
+    assert "to within 0.004" in one.page.locator("footer").inner_text()
 
 
 def test_a_long_text_opens_without_a_node_a_cell(opened):

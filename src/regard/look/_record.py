@@ -124,7 +124,8 @@ class Record:
         tables: list[tuple[Token, ...]] = []
         sites = [_describe(site, number, arrays, tables) for number, site in enumerate(self.sites)]
         buffer = io.BytesIO()
-        np.savez_compressed(buffer, **arrays)  # type: ignore[arg-type]
+        # Not compressed: weights hardly shrink, and squeezing them takes longer than computing them.
+        np.savez(buffer, **arrays)  # type: ignore[arg-type]
         data = buffer.getvalue()
         head = {
             "format": FORMAT,

@@ -14,27 +14,29 @@ from string import Template
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from regard.look._model import visible
 from regard.look._patterns import maps_of, pattern_of, pick, telling_query
 from regard.look._record import Record, Site, Token
 
 # Bytes of weights in a page, before compression; what goes beyond it is left out by a rule that the page states.
-_BUDGET = 14_000_000
+_BUDGET = 20_000_000
 
 
 def page(record: Record, layer: int | None = None, head: int | None = None) -> str:
     """One self-contained page about a record, opened on (layer, head): by default on the most telling head.
 
-    Every weight is carried to within 1/65535. When all of them would make the page too large (about 20 MB), only the
-    layer, and then only the head it opens on is kept, and the page says so. Its policy (`default-src 'none'`) keeps
+    Weights are carried in 16 bits (to within 1/65535); where that would make the page too large (about 20 MB), in 8
+    bits (to within 0.004); then only those of the layer, then only those of the head it opens on. The page says which.
+    Its policy (`default-src 'none'`) keeps
     the browser from loading or sending anything, and text from the record is inert in it. ValueError for a record
     without sites, and for a layer or head that it does not have.
     """
     if not record.sites:
         raise ValueError("this record holds no attention: there is nothing to draw")
     layer, head = pick(record, layer, head)
-    kept, left_out = _kept(record, layer, head)
+    kept, bits, stated = _kept(record, layer, head)
     style, script = _part("look.css"), _part("look.js")
     site = record.sites[layer]
     return Template(_part("page.html")).substitute(
@@ -45,8 +47,8 @@ def page(record: Record, layer: int | None = None, head: int | None = None) -> s
         text=escape("\n".join(visible(line) for line in record.text.splitlines())),
         facts=escape(_facts(record)),
         direction=_direction(record.text),
-        footer="".join(f"<p>{escape(note)}</p>" for note in [*_footnotes(), *left_out, *record.notes]),
-        record=_data(record, kept, layer, head, telling_query(site, head)),
+        footer="".join(f"<p>{escape(note)}</p>" for note in [*stated, *_FOOTNOTES, *record.notes]),
+        record=_data(record, kept, bits, (layer, head, telling_query(site, head))),
         script=script,
     )
 
@@ -65,12 +67,11 @@ def _facts(record: Record) -> str:
     return f"{record.model}: {len(record.sites)} layers, {record.sites[0].heads} heads, {length}"
 
 
-def _footnotes() -> list[str]:
-    return [
-        "Weights are those of attention itself, for each head, before dropout, to within 1/65535. A weight says where "
-        "a head looked; it is no explanation of what the model answered.",
-        "This page is complete: it loads nothing and sends nothing.",
-    ]
+_FOOTNOTES = (
+    "They are the weights of attention itself, before dropout. A weight says where a head looked; it is no explanation "
+    "of what the model answered.",
+    "This page is complete: it loads nothing and sends nothing.",
+)
 
 
 def _direction(text: str) -> str:
@@ -80,26 +81,35 @@ def _direction(text: str) -> str:
     return "ltr" if first == "L" else "rtl"
 
 
-def _kept(record: Record, layer: int, head: int) -> tuple[set[tuple[int, int]], list[str]]:
-    """Which (layer, head) maps go into the page, and what to say about the ones that do not."""
+def _kept(record: Record, layer: int, head: int) -> tuple[set[tuple[int, int]], int, list[str]]:
+    """Which (layer, head) maps go into the page, in how many bits, and what the page says about that."""
     every = {(number, one) for number, site in enumerate(record.sites) for one in range(site.heads)}
     of_layer = {place for place in every if place[0] == layer}
-    for kept in (every, of_layer):
-        if sum(_bytes(record.sites[number]) for number, _ in kept) <= _BUDGET:
+    for kept, bits in ((every, 16), (every, 8), (of_layer, 16), (of_layer, 8)):
+        if sum(_cells(record.sites[number]) for number, _ in kept) * bits // 8 <= _BUDGET:
             break
     else:
-        kept = {(layer, head)}
-    if kept == every:
-        return kept, []
-    what = f"layer {layer}" if kept == of_layer else f"layer {layer}, head {head}"
-    return kept, [f"Only {what} is in this page: all {len(every)} maps would have made it too large."]
+        kept, bits = {(layer, head)}, 16
+    stated = [f"Weights are shown for each head, to within {'1/65535' if bits == 16 else '0.004'}."]
+    if kept != every:
+        what = f"layer {layer}" if kept == of_layer else f"layer {layer}, head {head}"
+        stated.append(f"Only {what} is in this page: all {len(every)} maps would have made it too large.")
+    return kept, bits, stated
 
 
-def _bytes(site: Site) -> int:
-    return 2 * site.lengths[0] * site.lengths[1]
+def _cells(site: Site) -> int:
+    return site.lengths[0] * site.lengths[1]
 
 
-def _data(record: Record, kept: set[tuple[int, int]], layer: int, head: int, query: int) -> str:
+def _packed(weights: Tensor, bits: int) -> bytes:
+    """Weights as whole numbers: 16 bits are linear, 8 bits follow the square root so that small weights survive."""
+    shares = weights.clamp(0, 1).numpy()
+    if bits == 8:
+        return np.rint(np.sqrt(shares) * 255.0).astype(np.uint8).tobytes()
+    return np.rint(shares * 65535.0).astype("<u2").tobytes()
+
+
+def _data(record: Record, kept: set[tuple[int, int]], bits: int, opened: tuple[int, int, int]) -> str:
     chunks: list[bytes] = []
     sites, start = [], 0
     for number, site in enumerate(record.sites):
@@ -111,11 +121,12 @@ def _data(record: Record, kept: set[tuple[int, int]], layer: int, head: int, que
                 continue
             starts.append(start)
             start += maps[one].numel()
-            chunks.append(np.rint(maps[one].clamp(0, 1).numpy() * 65535.0).astype("<u2").tobytes())
+            chunks.append(_packed(maps[one], bits))
         patterns = [pattern_of(part).said(site.key_tokens) for part in maps]
         sites.append({**_described(site), "starts": starts, "patterns": patterns})
-    packed = base64.b64encode(zlib.compress(b"".join(chunks), 6)).decode()
-    data = {"layer": layer, "head": head, "query": query, "sites": sites, "weights": packed}
+    weights = base64.b64encode(zlib.compress(b"".join(chunks), 6)).decode()
+    layer, head, query = opened
+    data = {"layer": layer, "head": head, "query": query, "sites": sites, "bits": bits, "weights": weights}
     return json.dumps(data).replace("<", "\\u003c")
 
 

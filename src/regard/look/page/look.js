@@ -10,11 +10,20 @@
   const word = (text) => make("bdi", { textContent: text });
 
   const inflate = async (text) => {
-    const bytes = Uint8Array.from(atob(text), (character) => character.charCodeAt(0));
+    const characters = atob(text);
+    const bytes = new Uint8Array(characters.length);
+    for (let index = 0; index < bytes.length; index += 1) bytes[index] = characters.charCodeAt(index);
     const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
-    return new Uint16Array(await new Response(stream).arrayBuffer());
+    return new Response(stream).arrayBuffer();
   };
-  const numbers = await inflate(record.weights);
+  const packed = await inflate(record.weights);
+  const widened = (bytes) => {
+    const squares = Uint16Array.from({ length: 256 }, (_, byte) => Math.round((byte / 255) ** 2 * 65535));
+    const wide = new Uint16Array(bytes.length);
+    for (let index = 0; index < bytes.length; index += 1) wide[index] = squares[bytes[index]];
+    return wide;
+  };
+  const numbers = record.bits === 16 ? new Uint16Array(packed) : widened(new Uint8Array(packed));
   for (const site of record.sites) {
     const size = site.queries.length * site.keys.length;
     site.maps = site.starts.map((start) => (start === null ? null : numbers.subarray(start, start + size)));
@@ -37,16 +46,21 @@
     return ramp[low].map((part, channel) => Math.round(part + (ramp[low + 1][channel] - part) * (place - low)));
   };
 
+  // From a 16-bit weight to a step of the ramp, and from a step to a pixel: two look-ups a cell, also for long texts.
+  const steps = Uint8Array.from({ length: 65536 }, (_, value) => Math.round(Math.sqrt(value / 65535) * 255));
+  const pixels = () => {
+    const bytes = new Uint8ClampedArray(256 * 4);
+    for (let step = 0; step < 256; step += 1) bytes.set([...colour((step / 255) ** 2), 255], step * 4);
+    return new Uint32Array(bytes.buffer);
+  };
+  let table = pixels();
   const paint = (canvas, map, rows, columns) => {
     canvas.width = columns;
     canvas.height = rows;
+    if (map.length === 0) return;
     const image = new ImageData(columns, rows);
-    const table = Array.from({ length: 256 }, (_, index) => colour((index / 255) ** 2));
-    for (let index = 0; index < map.length; index += 1) {
-      const rgb = table[Math.round(Math.sqrt(map[index] / 65535) * 255)];
-      image.data.set(rgb, index * 4);
-      image.data[index * 4 + 3] = 255;
-    }
+    const cells = new Uint32Array(image.data.buffer);
+    for (let index = 0; index < map.length; index += 1) cells[index] = table[steps[map[index]]];
     canvas.getContext("2d").putImageData(image, 0, 0);
   };
 
@@ -188,13 +202,13 @@
   };
 
   const drawScale = () => {
-    const steps = Uint16Array.from({ length: 160 }, (_, index) => Math.round((index / 159) * 65535));
-    paint(find("scale").querySelector("canvas"), steps, 1, 160);
+    const shares = Uint16Array.from({ length: 160 }, (_, index) => Math.round((index / 159) * 65535));
+    paint(find("scale").querySelector("canvas"), shares, 1, 160);
   };
 
   find("layer").addEventListener("change", (event) => choose({ layer: Number(event.target.value) }));
   find("head").addEventListener("change", (event) => choose({ head: Number(event.target.value) }));
-  dark.addEventListener("change", () => { paintHeads(); drawScale(); drawHead(); });
+  dark.addEventListener("change", () => { table = pixels(); paintHeads(); drawScale(); drawHead(); });
   drawHeads();
   paintHeads();
   drawScale();
