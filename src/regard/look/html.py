@@ -103,10 +103,14 @@ def _cells(site: Site) -> int:
 
 def _packed(weights: Tensor, bits: int) -> bytes:
     """Weights as whole numbers: 16 bits are linear, 8 bits follow the square root so that small weights survive."""
-    shares = weights.clamp(0, 1).numpy()
-    if bits == 8:
-        return np.rint(np.sqrt(shares) * 255.0).astype(np.uint8).tobytes()
-    return np.rint(shares * 65535.0).astype("<u2").tobytes()
+    shares: np.ndarray[Any, np.dtype[np.float32]] = weights.clamp(0, 1).numpy()
+    whole = (
+        np.rint(np.sqrt(shares) * 255.0).astype("u1")
+        if bits == 8
+        else np.rint(shares * 65535.0).astype("<u2")
+    )
+    packed: bytes = whole.tobytes()
+    return packed
 
 
 def _data(record: Record, kept: set[tuple[int, int]], bits: int, opened: tuple[int, int, int]) -> str:
