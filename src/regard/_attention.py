@@ -92,8 +92,8 @@ def attention_weights(
     ``weights = normalize(score(query, key) + bias)`` over the allowed keys, 0 elsewhere, in the query's dtype. This is
     the definition and takes memory for every pair: for long inputs see ``observe``. Raises as ``attention`` does.
     """
-    call = prepare(query, key, None, mask, score, normalize, bias)
-    if not torch.is_autocast_enabled(query.device.type):
+    call = prepare(query, key, key, mask, score, normalize, bias)
+    if not _checks.autocasts(query.device):
         return call.shaped(reference.weigh(call))
     with torch.autocast(query.device.type, enabled=False):
         return call.shaped(reference.weigh(call))
@@ -117,7 +117,7 @@ def merge(
     empty = peak == -torch.inf
     if sink is not None:
         at_sink = torch.as_tensor(sink, dtype=parts.dtype, device=parts.device)
-        at_sink = (at_sink[:, None] if at_sink.ndim else at_sink).expand(peak.shape)
+        at_sink = (at_sink[:, None] if at_sink.ndim and peak.ndim > 1 else at_sink).expand(peak.shape)
         peak = torch.maximum(peak, at_sink.detach())
     peak = peak.masked_fill(empty, 0.0)
     # exp(-inf) has gradient 0, -inf - -inf has none: empty pieces are cut off before the subtraction.

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from regard import _checks, biases, masks
+from regard import _checks, _fits, biases, masks
 from regard._checks import words, wrong_type, wrong_value
 from regard._frame import Frame, Offset
 from regard.normalizers import Entmax, Sigmoid, Softmax
@@ -42,7 +42,7 @@ class Call(NamedTuple):
 def prepare(
     query: Tensor,
     key: Tensor,
-    value: Tensor | None,
+    value: Tensor,
     mask: Any,
     score: Any,
     normalize: Any,
@@ -57,21 +57,20 @@ def prepare(
     _normalizer(normalize, frame)
     bound_mask = None if mask is None else masks.as_mask(mask).bind(frame)
     bound_bias = None if bias is None else biases.as_bias(bias).bind(frame)
-    offset = _checks.one_offset(frame, bound_mask, bound_bias) if mask is not None or bias is not None else 0
-    p = _checks.dropout(dropout_p) if dropout_p else 0.0
+    offset = _fits.one_offset(frame, bound_mask, bound_bias) if mask is not None or bias is not None else 0
+    p = _checks.dropout(dropout_p)
     seed = torch.randint(0, 2**32, (), device=query.device) if p else None
     return Call(frame, query, key, value, score, normalize, bound_mask, bound_bias, offset, p, seed)
 
 
 def _cast(query: Any, key: Any, value: Any) -> tuple[Tensor, Tensor, Tensor]:
     """The three tensors, of one floating-point dtype and device; cast as autocast casts SDPA's."""
-    value = key if value is None else value
     for name, tensor in (("query", query), ("key", key), ("value", value)):
         if not isinstance(tensor, Tensor):
             wrong_type(name, "a tensor", tensor)
         if tensor.layout != torch.strided or tensor.is_nested:
             wrong_type(name, "a dense (strided) tensor", words("a sparse or nested one"))
-    if torch.is_autocast_enabled(query.device.type):
+    if _checks.autocasts(query.device):
         target = torch.get_autocast_dtype(query.device.type)
         query, key, value = (_autocast(tensor, target) for tensor in (query, key, value))
     if not (query.dtype == key.dtype == value.dtype) or query.dtype not in _checks.FLOATS:
@@ -195,10 +194,10 @@ def _instance(value: Any) -> str:
 
 def _parameter(owner: str, name: str, value: Any, frame: Frame) -> None:
     if isinstance(value, Tensor):
-        _checks.per_head(owner, name, value, frame)
+        _fits.per_head(owner, name, value, frame)
 
 
 def _weight(argument: str, weight: Tensor, widths: tuple[int, ...], frame: Frame) -> None:
-    _checks.on_device(argument, weight, frame)
+    _fits.on_device(argument, weight, frame)
     if tuple(weight.shape) not in (widths, (frame.H, *widths)):
         wrong_value(argument, f"shape {widths} or {(frame.H, *widths)}", weight)

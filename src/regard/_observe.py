@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -72,11 +73,17 @@ def observe(
     _checks.count("pool", pool)
     call = prepare(query, key, value, mask, score, normalize, bias, dropout_p)
     output, _ = _plan.choose(call).run(call, False)
-    with torch.no_grad(), torch.autocast(query.device.type, enabled=False):
+    with torch.no_grad(), _quiet(query.device):
         seen = _Seen(call, wanted, topk, pool)
         for span, keys in _strips(call):
             seen.add(span, keys)
     return Observation(call.shaped(output), **seen.results())
+
+
+def _quiet(device: torch.device) -> contextlib.AbstractContextManager[object]:
+    return (
+        torch.autocast(device.type, enabled=False) if _checks.autocasts(device) else contextlib.nullcontext()
+    )
 
 
 def _strips(call: Call) -> list[tuple[tuple[int, int], tuple[int, int]]]:
@@ -137,14 +144,20 @@ class _Seen:
 
     def _add_pooled(self, weights: Tensor, span: tuple[int, int], keys: tuple[int, int]) -> None:
         assert self.pooled is not None and self.pooled_max is not None
-        device = weights.device
-        across = torch.arange(*keys, device=device) // self.across
-        down = torch.arange(*span, device=device) // self.tall
-        shape = (*weights.shape[:3], self.pooled.shape[-1])
-        mass = weights.new_zeros(shape).index_add_(-1, across, weights)
-        most = weights.new_zeros(shape).index_reduce_(-1, across, weights, "amax")
-        self.pooled.index_add_(2, down, mass)
-        self.pooled_max.index_reduce_(2, down, most, "amax")
+        rows, columns = _cells(span, self.tall), _cells(keys, self.across)
+        edges = (*_missing(keys, self.across), *_missing(span, self.tall))
+        whole = torch.nn.functional.pad(weights, edges)
+        shape = (
+            *weights.shape[:2],
+            rows.stop - rows.start,
+            self.tall,
+            columns.stop - columns.start,
+            self.across,
+        )
+        cells = whole.reshape(shape)
+        self.pooled[:, :, rows, columns] += cells.sum((3, 5))
+        room = self.pooled_max[:, :, rows, columns]
+        torch.maximum(room, cells.amax((3, 5)), out=room)
 
     def results(self) -> dict[str, Tensor | None]:
         if self.pooled is not None:
@@ -154,3 +167,13 @@ class _Seen:
         names = (*STATISTICS, "top_weights", "top_keys", "pooled", "pooled_max")
         found = {name: getattr(self, name) for name in names}
         return {name: None if tensor is None else self.call.shaped(tensor) for name, tensor in found.items()}
+
+
+def _cells(span: tuple[int, int], size: int) -> slice:
+    """The cells that a range touches."""
+    return slice(span[0] // size, -(-span[1] // size))
+
+
+def _missing(span: tuple[int, int], size: int) -> tuple[int, int]:
+    """How far a range is from the outer edges of its cells."""
+    return span[0] % size, -span[1] % size

@@ -29,7 +29,7 @@ class Kernel(NamedTuple):
 
 
 def _run_reference(call: Call, lse: bool) -> Result:
-    if torch.is_autocast_enabled(call.query.device.type):
+    if _checks.autocasts(call.query.device):
         with torch.autocast(call.query.device.type, enabled=False):
             return reference.attend(call)
     return reference.attend(call)
@@ -68,7 +68,7 @@ def _run_direct(call: Call, lse: bool) -> Result:
 
 
 def _run_inline(call: Call, lse: bool) -> Result:
-    if torch.is_autocast_enabled(call.query.device.type):
+    if _checks.autocasts(call.query.device):
         with torch.autocast(call.query.device.type, enabled=False):
             return inline.attend(call)
     return inline.attend(call)

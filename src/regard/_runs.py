@@ -122,7 +122,7 @@ class _Lowering:
             return self._written(mask)
         traced = torch.compiler.is_compiling()
         start, stop = torch.ops.regard.document_runs(mask.query_ids, mask.key_ids, traced)
-        if not traced and start.numel() and int(start.flatten()[0]) == _INTERLEAVED:
+        if not (traced or start.is_meta) and start.numel() and int(start.flatten()[0]) == _INTERLEAVED:
             return self._written(mask)
         return Visible((Run(start=start[:, None], stop=stop[:, None]),))
 

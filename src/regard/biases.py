@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard import _checks
+from regard import _checks, _fits
 from regard._frame import At, Frame, Offset
 from regard.masks import Alignment
 
@@ -63,7 +63,7 @@ def slopes_for(heads: int) -> list[float]:
 
 def distances(frame: Frame, offset: Offset) -> Tensor:
     """j - p of every diagonal: (Tq + Tk - 1,), or (B, 1, Tq + Tk - 1) where samples differ."""
-    along = torch.arange(1 - frame.Tq, frame.Tk, device=frame.device)
+    along = torch.arange(max(0, frame.Tq + frame.Tk - 1), device=frame.device) + (1 - frame.Tq)
     if isinstance(offset, Tensor):
         return along - offset.to(along)[:, None, None]
     return along - offset
@@ -89,7 +89,7 @@ class Alibi(Bias):
         slopes: Any = slopes_for(frame.H) if self.slopes is None else self.slopes
         if not isinstance(slopes, Tensor):
             slopes = torch.tensor(slopes, dtype=torch.float32, device=frame.device)
-        return replace(self, slopes=_checks.per_head("Alibi", "slopes", slopes, frame))
+        return replace(self, slopes=_fits.per_head("Alibi", "slopes", slopes, frame))
 
     def value(self, at: At) -> Tensor:
         assert isinstance(self.slopes, Tensor)  # bind() filled it
@@ -117,7 +117,7 @@ class Relative(Bias):
         _checks.alignment("Relative", self.alignment, self.offset)
 
     def bind(self, frame: Frame) -> Bias:
-        return replace(self, table=_checks.table_heads(self.table, frame))
+        return replace(self, table=_fits.table_heads(self.table, frame))
 
     def _entry(self, distance: Tensor) -> Tensor:
         reach = self.table.shape[-1] // 2
@@ -141,7 +141,7 @@ class Values(Bias):
     tensor: Tensor
 
     def bind(self, frame: Frame) -> Bias:
-        return Values(_checks.four("bias", self.tensor, frame))
+        return Values(_fits.four("bias", self.tensor, frame))
 
     def value(self, at: At) -> Tensor:
         B, H, Tq, Tk = self.tensor.shape

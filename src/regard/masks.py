@@ -10,14 +10,14 @@ Letters: B batch, H query heads, Tq and Tk lengths.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from regard import _checks
+from regard import _checks, _fits
 from regard._frame import At, Frame, coordinates
 
 Alignment = str | int | Tensor | None
@@ -72,7 +72,8 @@ class Mask:
 
         Raises ValueError when a length, an alignment or a tensor of the mask does not fit these sizes.
         """
-        shape = (batch,) if isinstance(batch, int) else tuple(batch)
+        shape = tuple(batch) if isinstance(batch, Sequence) else (batch,)
+        _checks.sizes("materialize", query_length, key_length, heads, *shape)
         flat = 1
         for size in shape:
             flat *= size
@@ -80,7 +81,7 @@ class Mask:
         where = torch.device("cpu" if device is None else device)
         frame = Frame(shape, rank, flat, heads, heads, query_length, key_length, where)
         bound = self.bind(frame)
-        offset = _checks.one_offset(frame, bound, None)
+        offset = _fits.one_offset(frame, bound, None)
         tile = coordinates(frame, offset, (0, query_length), (0, key_length))
         full = bound.allowed(tile).expand(flat, heads, query_length, key_length)
         if not shape and heads == 1:
@@ -210,8 +211,8 @@ class Padding(Mask):
     def bind(self, frame: Frame) -> Mask:
         last = self.stop if self.lengths is None else self.lengths
         name = "stop" if self.lengths is None else "lengths"
-        start = _checks.key_counts("Padding", "start", self.start, frame)
-        return Padding(start=start, stop=_checks.key_counts("Padding", name, last, frame))
+        start = _fits.key_counts("Padding", "start", self.start, frame)
+        return Padding(start=start, stop=_fits.key_counts("Padding", name, last, frame))
 
     def allowed(self, at: At) -> Tensor:
         inside = torch.ones_like(at.j, dtype=torch.bool)
@@ -229,7 +230,7 @@ class Keys(Mask):
     keep: Tensor
 
     def bind(self, frame: Frame) -> Mask:
-        return Keys(_checks.per_key("Padding.of", self.keep, frame))
+        return Keys(_fits.per_key("Padding.of", self.keep, frame))
 
     def allowed(self, at: At) -> Tensor:
         return self.keep[at.b, at.j] if self.keep.shape[0] > 1 else self.keep[0][at.j]
@@ -254,8 +255,8 @@ class Documents(Mask):
     def bind(self, frame: Frame) -> Mask:
         keys = self.query_ids if self.key_ids is None else self.key_ids
         return Documents(
-            _checks.document_ids("query_ids", self.query_ids, frame.Tq, frame),
-            _checks.document_ids("query_ids" if self.key_ids is None else "key_ids", keys, frame.Tk, frame),
+            _fits.document_ids("query_ids", self.query_ids, frame.Tq, frame),
+            _fits.document_ids("query_ids" if self.key_ids is None else "key_ids", keys, frame.Tk, frame),
         )
 
     def allowed(self, at: At) -> Tensor:
@@ -280,7 +281,7 @@ class Prefix(Mask):
         _checks.counts("Prefix", "n", self.n)
 
     def bind(self, frame: Frame) -> Mask:
-        n = _checks.key_counts("Prefix", "n", self.n, frame)
+        n = _fits.key_counts("Prefix", "n", self.n, frame)
         return replace(self, n=n)
 
     def allowed(self, at: At) -> Tensor:
@@ -301,7 +302,7 @@ class Rows(Mask):
         _checks.row_edges(self.start, self.stop)
 
     def bind(self, frame: Frame) -> Mask:
-        return Rows(_checks.row_edge("start", self.start, frame), _checks.row_edge("stop", self.stop, frame))
+        return Rows(_fits.row_edge("start", self.start, frame), _fits.row_edge("stop", self.stop, frame))
 
     def allowed(self, at: At) -> Tensor:
         inside = torch.ones_like(at.i + at.j, dtype=torch.bool)
@@ -337,7 +338,7 @@ class Dense(Mask):
         _checks.bool_mask(self.mask)
 
     def bind(self, frame: Frame) -> Mask:
-        return replace(self, mask=_checks.four("mask", self.mask, frame))
+        return replace(self, mask=_fits.four("mask", self.mask, frame))
 
     def allowed(self, at: At) -> Tensor:
         B, H, Tq, Tk = self.mask.shape
@@ -359,7 +360,7 @@ class Rule(Mask):
         _checks.is_callable("Rule", "mask_mod(b, h, q, k)", self.mask_mod)
 
     def allowed(self, at: At) -> Tensor:
-        return _checks.rule_result(self.mask_mod(at.b, at.h, at.i, at.j))
+        return _checks.rule_result(self.mask_mod(at.b, at.h, at.i, at.j), at)
 
 
 def walk(mask: Mask | None) -> list[Mask]:

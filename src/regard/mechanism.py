@@ -42,6 +42,9 @@ class Mechanism(Mapping[str, Any]):
     def __setattr__(self, name: str, value: Any) -> None:
         raise AttributeError(f"Mechanism is frozen; say mechanism.but({name}=...) for another one")
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuilt, (self.name, self.formula, self.paper, self._given)
+
     def __getitem__(self, keyword: str) -> Any:
         return self._given[keyword]
 
@@ -71,3 +74,7 @@ class Mechanism(Mapping[str, Any]):
         lines += [f"  {keyword} = {value!r}" for keyword, value in self._given.items()]
         lines += [f"  {self.paper}"] if self.paper else []
         return "\n".join(lines)
+
+
+def _rebuilt(name: str, formula: str, paper: str, given: dict[str, Any]) -> Mechanism:
+    return Mechanism(name, formula=formula, paper=paper, **given)

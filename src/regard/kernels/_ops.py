@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard import _runs
+from regard import _checks, _runs
 from regard.kernels import again, tiled
 from regard.kernels.problem import DIFFERENTIABLE, Problem
 
@@ -35,7 +35,7 @@ library.define("document_runs(Tensor query_ids, Tensor key_ids, bool must) -> (T
 
 
 def _outside_autocast(device: torch.device, run: Callable[[], Any]) -> Any:
-    if not torch.is_autocast_enabled(device.type):
+    if not _checks.autocasts(device):
         return run()
     with torch.autocast(device.type, enabled=False):
         return run()
@@ -197,7 +197,7 @@ def call(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
     found: tuple[Tensor, Tensor, Tensor]
     if differentiating():
         found = _apply(Attend, *problem)
-    elif problem.rows_wanted or _watched():
+    elif problem.rows_wanted or _watched() or problem.query.device.type == "meta":
         found = torch.ops.regard.attend.default(*problem)
     else:
         found = attend(*problem)

@@ -99,7 +99,8 @@ def score_gradients(
     scale = None
     if own.scale is not None:
         assert scored.raw is not None
-        scale = (ds * scored.raw).sum((-1, -2))
+        # Where a blocked pair's product overflowed, 0 times infinity must not reach the scale.
+        scale = (ds * scored.raw).masked_fill_(ds == 0, 0.0).sum((-1, -2))
         ds.mul_(own.scale)
     flat = ds.view(q.shape[0], q.shape[1], k.shape[1])
     if problem.score == "dot":

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from regard import _runs
-from regard.kernels.problem import UNLIMITED, Problem
+from regard.kernels.problem import Problem
 
 PER_THREAD = 1 << 19
 ELSEWHERE = 1 << 25
-MOST_ROWS = 256
+MOST_ROWS, FEWEST_ROWS = 256, 64
 _TILE = 64
 
 
@@ -60,7 +60,7 @@ def walk(problem: Problem, edges: list[tuple[Tensor, Tensor]]) -> Iterator[Strip
     groups = H // Hkv
     by_sample = any(low.shape[0] > 1 for low, _ in edges) or _varies(problem.dense, 0)
     by_head = any(low.shape[1] > 1 for low, _ in edges) or _varies(problem.dense, 1)
-    rows, samples, heads = _sizes(problem, groups, by_sample, by_head)
+    rows, samples, heads = _sizes(problem, edges, groups, by_sample, by_head)
     blocks = [_blocks(low, high, Tk, rows) for low, high in edges]
     for b in range(0, B, samples):
         for h in range(0, Hkv, heads):
@@ -83,16 +83,25 @@ def edges_of(problem: Problem) -> list[tuple[Tensor, Tensor]]:
     return [_runs.edges(run, problem.frame, problem.place) for run in problem.runs or []]
 
 
-def _sizes(problem: Problem, groups: int, by_sample: bool, by_head: bool) -> tuple[int, int, int]:
-    """Rows, samples and key heads of a strip, within the budget."""
+def _widths(edges: list[tuple[Tensor, Tensor]]) -> tuple[int, int]:
+    """How many keys a row may see: on average, and at most."""
+    each = [(high - low).clamp(min=0).double() for low, high in edges]
+    means, most = zip(*[torch.stack([width.mean(), width.amax()]).tolist() for width in each], strict=True)
+    return int(sum(means)), int(sum(most))
+
+
+def _sizes(
+    problem: Problem, edges: list[tuple[Tensor, Tensor]], groups: int, by_sample: bool, by_head: bool
+) -> tuple[int, int, int]:
+    """Rows, samples and key heads of a strip, within the budget; short rows where rows see few keys."""
     B, _, Tq, _ = problem.query.shape
     _, Hkv, Tk, _ = problem.key.shape
     budget = PER_THREAD * torch.get_num_threads() if problem.query.device.type == "cpu" else ELSEWHERE
-    wide, most = Tk, MOST_ROWS
-    if len(problem.bounds) == 2 and UNLIMITED not in problem.bounds:
-        window = problem.bounds[0] + problem.bounds[1] + 1
-        most = min(MOST_ROWS, max(64, window // 2))
-        wide = max(1, min(Tk, window + most))
+    most, wide = MOST_ROWS, Tk
+    if edges:
+        mean, largest = _widths(edges)
+        most = min(MOST_ROWS, max(FEWEST_ROWS, mean // 2))
+        wide = max(1, min(Tk, largest + most))
     rows = max(1, min(Tq, most, budget // max(1, groups * wide)))
     elements = groups * rows * wide
     heads = 1 if by_head and groups == 1 else max(1, min(Hkv, budget // max(1, elements)))

@@ -20,6 +20,8 @@ MOST_PAIRS = 1 << 14
 def refuses(call: Call) -> str | None:
     """Why a call is not for this kernel, or None."""
     score, normalize, frame = call.score, call.normalize, call.frame
+    if frame.device.type == "meta":
+        return "there are no values to look at"
     if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
         return "traced and transformed calls go through the registered operator"
     if frame.B * frame.H * frame.Tq * frame.Tk > MOST_PAIRS:

@@ -54,14 +54,17 @@ def wide(x: Tensor) -> Tensor:
 
 def scored(call: Call, at: At, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
     """Stage one: scores with -inf where a pair may not meet, and those pairs as a bool tensor."""
+    allowed = None if call.mask is None else call.mask.allowed(at)
     query, bad_query = finite_rows(wide(query))
     key, bad_key = finite_rows(wide(key))
+    if allowed is not None:
+        query, key = without_unseen(query, key, allowed)
     scores = _score_of(call.score, call, at, query, key)
     if call.bias is not None:
         scores = scores + call.bias.value(at).to(scores.dtype)
     blocked = scores == -torch.inf
-    if call.mask is not None:
-        blocked = blocked | ~call.mask.allowed(at)
+    if allowed is not None:
+        blocked = blocked | ~allowed
     if bad_query is not None:
         scores = scores.masked_fill(bad_query[..., :, None], torch.nan)
     if bad_key is not None:
@@ -74,7 +77,7 @@ def _score_of(score: object, call: Call, at: At, query: Tensor, key: Tensor) -> 
     if isinstance(score, Modified):
         inner = _score_of(score.score, call, at, query, key)
         changed = score.score_mod(inner, at.b, at.h, at.i, at.j)
-        return _checks.tile_scores("score_mod(score, b, h, q, k)", changed, shape)
+        return _checks.tile_scores("score_mod(score, b, h, q, k)", changed, shape, broadcast=True)
     if not isinstance(score, BUILT_IN):
         key = spread_heads(key, query.shape[1])
     assert callable(score)
@@ -130,6 +133,15 @@ def finite_rows(x: Tensor) -> tuple[Tensor, Tensor | None]:
     if _checks.can_look(x) and not bool(bad.any()):
         return x, None
     return x.masked_fill(bad[..., None], 0.0), bad
+
+
+def without_unseen(query: Tensor, key: Tensor, allowed: Tensor) -> tuple[Tensor, Tensor]:
+    """Queries that see no key, and keys that no query sees, set to 0: numbers in padding cannot even overflow."""
+    B, H, rows, _ = query.shape
+    Hkv, keys = key.shape[1:3]
+    seen = allowed.expand(B, H, rows, keys)
+    of_key = seen.any(-2).reshape(B, Hkv, H // max(1, Hkv), keys).any(2)
+    return query.masked_fill(~seen.any(-1)[..., None], 0.0), key.masked_fill(~of_key[..., None], 0.0)
 
 
 # ---------------------------------------------------------------------------- dropout
