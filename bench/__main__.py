@@ -63,11 +63,15 @@ def chosen(globs: Sequence[str] | None) -> list[AnyCase]:
 def _measure(cases: Sequence[AnyCase], options: argparse.Namespace, errors: Console) -> list[Outcome]:
     outcomes = []
     for number, case in enumerate(cases, 1):
-        errors.print(f"[{number}/{len(cases)}] {case.name}", style="dim", markup=False, highlight=False)
+        errors.print(
+            f"[{number}/{len(cases)}] {case.name}: ", end="", style="dim", markup=False, highlight=False
+        )
         try:
-            outcomes.append(run(case, options.threads, options.rounds, not options.no_memory))
+            outcome = run(case, options.threads, options.rounds, not options.no_memory)
         except ChildFailed as failure:
-            outcomes.append(Outcome(case, refused=str(failure)))
+            outcome = Outcome(case, refused=str(failure))
+        errors.print(report.line(outcome), style="dim", markup=False, highlight=False, soft_wrap=True)
+        outcomes.append(outcome)
     return outcomes
 
 
@@ -87,6 +91,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     outcomes = _measure(cases, options, Console(stderr=True))
     out.print(report.table(outcomes))
+    if report.load_note():
+        out.print(report.load_note(), style="yellow")
     missed = [outcome for outcome in outcomes if not outcome.good]
     limits = sum(len(outcome.judged) for outcome in outcomes)
     out.print(

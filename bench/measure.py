@@ -98,7 +98,7 @@ def _child(*arguments: str) -> dict[str, float]:
     return dict(json.loads(done.stdout.strip().splitlines()[-1]))
 
 
-def peak_memory(case: Case, side: SideName, threads: int = 1) -> Peak:
+def peak_memory(case: Case, side: SideName, threads: int) -> Peak:
     """Peak of one side in a fresh process (the case is looked up by its name there)."""
     answer = _child("memory", case.name, side, str(threads))
     return Peak(answer["bytes"] / 2**20, bool(answer["exact"]))

@@ -65,9 +65,20 @@ def table(outcomes: Sequence[Outcome]) -> Table:
 
 LEGEND = (
     "ratio: median time of the other / of ours, above 1 ours is faster. 1 thread: the thread's own clock;\n"
-    "more: wall clock. Peaks: process memory above inputs, outputs and gradients, one thread, a fresh\n"
-    "process a side (~ computed, <= an upper bound)."
+    "more: wall clock. Peaks: process memory above inputs, outputs and gradients, with the most\n"
+    "threads, in a fresh process a side (~ computed, <= an upper bound)."
 )
+
+
+def line(outcome: Outcome) -> str:
+    """A case in one line, for those who wait."""
+    if outcome.refused:
+        return f"refused: {outcome.refused}"
+    parts = [f"{t.threads} thread(s) {t.ratio:.2f}" for t in outcome.timings]
+    parts += [f"peak {side} {_peak(outcome, side)}" for side in outcome.peaks]
+    parts += [seconds(outcome.seconds)] if outcome.seconds is not None else []
+    missed = sum(not one.met for one in outcome.judged)
+    return ", ".join(parts) + (f"; {missed} limit(s) MISSED" if missed else "")
 
 
 def _row(outcome: Outcome) -> list[Text | str]:
@@ -120,6 +131,16 @@ def _limits(judged: Sequence[Judged]) -> Text:
     return text
 
 
+def load_note() -> str:
+    """A warning where other work runs on the machine: wall clocks then measure that work too."""
+    load, cores = os.getloadavg()[0], os.cpu_count() or 1
+    if load < cores + 1:
+        return ""
+    return (
+        f"the machine is busy (load {load:.1f} on {cores} cores): times at more than one thread mean little"
+    )
+
+
 def machine() -> dict[str, object]:
     """What the numbers were taken on."""
     return {
@@ -127,6 +148,7 @@ def machine() -> dict[str, object]:
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
         "cores": os.cpu_count(),
+        "load": os.getloadavg()[0],
         "capability": torch.backends.cpu.get_cpu_capability(),
     }
 

@@ -69,7 +69,7 @@ def run(case: AnyCase, threads: Sequence[int] = (1, 2), rounds: int = 9, memory:
     """Measure a case; one whose sides disagree is refused and measured no further."""
     if isinstance(case, ImportCase):
         seconds = measure.import_seconds(case, rounds)
-        judged = [Judged(limit, "wall clock", seconds) for limit in case.limits]
+        judged = [Judged(limit, "its own clock", seconds) for limit in case.limits]
         return Outcome(case, seconds=seconds, judged=judged)
     verdict = agree.check(case)
     if not verdict.agrees:
@@ -79,15 +79,15 @@ def run(case: AnyCase, threads: Sequence[int] = (1, 2), rounds: int = 9, memory:
     if case.timed:
         outcome.timings = [measure.time_case(case, count, rounds) for count in threads]
     if case.memory and memory:
-        _measure_memory(case, outcome)
+        _measure_memory(case, outcome, max(threads))
     outcome.judged = _judge(case, outcome)
     return outcome
 
 
-def _measure_memory(case: Case, outcome: Outcome) -> None:
-    outcome.peaks["ours"] = measure.peak_memory(case, "ours")
+def _measure_memory(case: Case, outcome: Outcome, threads: int) -> None:
+    outcome.peaks["ours"] = measure.peak_memory(case, "ours", threads)
     if case.other_memory is None:
-        outcome.peaks["other"] = measure.peak_memory(case, "other")
+        outcome.peaks["other"] = measure.peak_memory(case, "other", threads)
     else:
         outcome.peaks["other"] = measure.Peak(case.other_memory(case.at) / MIB, True)
         outcome.other_computed = True
