@@ -41,7 +41,8 @@ def svg(panels: Sequence[Panel], columns: int, description: str) -> str:
     """The panels, row by row, each with its own legend in the colours of its lines."""
     rows = -(-len(panels) // columns)
     width, height = columns * WIDTH, rows * HEIGHT
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" role="img">'
+    size = f'viewBox="0 0 {width} {height}" width="{width}" height="{height}"'
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img">'
     parts = [head, f"<title>{escape(description)}</title>", f"<style>{_STYLE}</style>"]
     for number, panel in enumerate(panels):
         x, y = number % columns * WIDTH, number // columns * HEIGHT
