@@ -9,7 +9,7 @@ from torch import nn
 import regard
 import regard.nn as rnn
 from regard.biases import Alibi
-from regard.masks import Causal, Documents, Padding, Prefix, Rule, Window
+from regard.masks import Causal, Documents, Padding, Prefix, Rows, Rule, Window
 from regard.normalizers import Sparsemax
 from regard.scores import Dot, Modified
 
@@ -47,6 +47,7 @@ MASKS = {
     "tensor": KEEP,
     "documents": Documents(IDS),
     "rule": Rule(odd_keys),
+    "rows": Rows(torch.arange(T) // 2, torch.tensor([[5 + b] * T for b in range(3)])),
     "not padding": ~Padding(STARTS),
     "prefix or rule": Prefix(STARTS) | Rule(odd_keys),
 }

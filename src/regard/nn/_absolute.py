@@ -77,9 +77,12 @@ def _leaf(mask: Mask, seen: Seen) -> Mask:
         return masks.Dense(_pairs(mask.mask, seen))
     if isinstance(mask, masks.Documents):
         ids = mask.query_ids if mask.key_ids is None else mask.key_ids
-        rows = mask.query_ids
-        rows = rows if rows.shape[-1] == seen.Tq else rows[..., seen.row : seen.row + seen.Tq]
-        return masks.Documents(rows, _keys(ids, seen))
+        return masks.Documents(_rows(mask.query_ids, seen), _keys(ids, seen))
+    if isinstance(mask, masks.Rows):
+        start, stop = (
+            None if edge is None else _shifted(_rows(edge, seen), seen) for edge in (mask.start, mask.stop)
+        )
+        return masks.Rows(start, stop)
     if isinstance(mask, masks.Rule):
         rule = mask.mask_mod
         return masks.Rule(lambda b, h, q, k: rule(b, h, q + seen.row, k + seen.first))
@@ -127,6 +130,11 @@ def _shifted(count: Any, seen: Seen) -> Any:
 
 def _keys(along: Tensor, seen: Seen) -> Tensor:
     return along[..., seen.first : seen.first + seen.Tk]
+
+
+def _rows(along: Tensor, seen: Seen) -> Tensor:
+    """The rows of the call, of a tensor that has these or those of a whole pass."""
+    return along if along.shape[-1] == seen.Tq else along[..., seen.row : seen.row + seen.Tq]
 
 
 def _pairs(tensor: Tensor, seen: Seen) -> Tensor:

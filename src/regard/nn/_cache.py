@@ -3,7 +3,7 @@
 ``append(key, value) -> (key, value, offset)`` takes those of the n new positions, (*batch, Hkv, n, D) and
 (*batch, Hkv, n, Dv), and gives those that the new queries may need, as views, and where the first of these stands:
 ``attention(query, key, value, Causal(offset=offset))`` continues a full pass. Nothing that was handed out is written to
-again before ``crop``, and a step copies the new positions alone; room is made by the piece, a copy now and then.
+again before ``crop`` or ``reset``, and a step copies the new positions alone; room is made in large pieces.
 
 ``reorder(index)`` picks samples (beam search), ``crop(n)`` keeps the first n positions, ``reset()`` starts afresh.
 A call that raises leaves the cache as it was. Caches are for decoding: tensors that need a gradient are refused.
@@ -13,25 +13,38 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
 
 from regard import _checks
-from regard._checks import said, words, wrong_type, wrong_value
+from regard._checks import words, wrong_type, wrong_value
 from regard.nn import _given
 
 _FIRST_ROOM = 64
 
 
+Like = tuple[torch.Size, int, int, torch.dtype, torch.device]
+
+
+def _like(key: Tensor, value: Tensor) -> Like:
+    """(batch and heads), D, Dv, dtype, device."""
+    shape = key.shape
+    return shape[:-2], shape[-1], value.shape[-1], key.dtype, key.device
+
+
 class State(NamedTuple):
-    """What a cache holds: rooms (*batch, Hkv, capacity, D), filled up to ``stop``; row 0 is position ``first``."""
+    """What a cache holds: rooms (*batch, Hkv, capacity, D), filled up to ``stop``; row 0 is position ``first``.
+
+    ``like``: what keys and values must be to fit.
+    """
 
     key: Tensor | None = None
     value: Tensor | None = None
     first: int = 0
     stop: int = 0
+    like: Like | None = None
 
 
 class Cache:
@@ -57,20 +70,19 @@ class Cache:
         """
         _entries(key, value)
         state = self._state
-        if self.length and state.key is not None and state.value is not None:
-            _fits("key", key, state.key)
-            _fits("value", value, state.value)
-        else:
+        if state.first + state.stop == 0:
             state = self._empty_for(key, value)
+        elif state.like != _like(key, value):
+            _refuse(key, value, state)
         n = key.shape[-2]
         state = self._with_room(state, key, value)
         assert state.key is not None and state.value is not None
-        low, high = self._from(state.stop), state.stop + n
-        with torch.no_grad():
-            state.key[..., state.stop : high, :] = key
-            state.value[..., state.stop : high, :] = value
-        self._state = state._replace(stop=high)
-        return state.key[..., low:high, :], state.value[..., low:high, :], state.stop - low
+        stop, low = state.stop, self._from(state.stop)
+        state.key.narrow(-2, stop, n).copy_(key)
+        state.value.narrow(-2, stop, n).copy_(value)
+        self._state = State(state.key, state.value, state.first, stop + n, state.like)
+        width = stop + n - low
+        return state.key.narrow(-2, low, width), state.value.narrow(-2, low, width), stop - low
 
     def reorder(self, index: Tensor) -> None:
         """Sample ``index[b]`` becomes sample b; ``index`` (B',) of integers, repeats allowed, B' samples afterwards.
@@ -90,7 +102,8 @@ class Cache:
             got = words(f"{int(index.min())} to {int(index.max())}")
             wrong_value("index", f"samples from 0 to {samples - 1}", got)
         index = index.to(key.device).long()
-        self._state = self._state._replace(key=_picked(key, index), value=_picked(value, index))
+        key, value = _picked(key, index), _picked(value, index)
+        self._state = self._state._replace(key=key, value=value, like=_like(key, value))
 
     def crop(self, n: int) -> None:
         """Keep positions 0 to n - 1. Raises ValueError for more than there are."""
@@ -145,15 +158,7 @@ class PreallocatedCache(Cache):
         self._state = self._state._replace(first=0, stop=0)
 
     def _empty_for(self, key: Tensor, value: Tensor) -> State:
-        old = self._state
-        if (
-            old.key is not None
-            and old.value is not None
-            and _alike(key, old.key)
-            and _alike(value, old.value)
-        ):
-            return old
-        return State()
+        return self._state if self._state.like == _like(key, value) else State()
 
     def _with_room(self, state: State, key: Tensor, value: Tensor) -> State:
         n, left = key.shape[-2], self._most - state.stop
@@ -220,19 +225,15 @@ def _moved(state: State, key: Tensor, value: Tensor, low: int, capacity: int) ->
         with torch.inference_mode(False), torch.no_grad():  # a room outlives the mode it was made in
             room = torch.empty(*new.shape[:-2], capacity, new.shape[-1], dtype=new.dtype, device=new.device)
         if old is not None:
-            room[..., : state.stop - low, :] = old[..., low : state.stop, :]
+            held = state.stop - low
+            room.narrow(-2, 0, held).copy_(old.narrow(-2, low, held))
         rooms.append(room)
-    return State(rooms[0], rooms[1], state.first + low, state.stop - low)
+    return State(rooms[0], rooms[1], state.first + low, state.stop - low, _like(key, value))
 
 
 def _picked(room: Tensor, index: Tensor) -> Tensor:
     with torch.inference_mode(False), torch.no_grad():
         return room.index_select(0, index.clone())
-
-
-def _alike(new: Tensor, room: Tensor) -> bool:
-    sizes = new.shape[:-2] == room.shape[:-2] and new.shape[-1] == room.shape[-1]
-    return sizes and new.dtype == room.dtype and new.device == room.device
 
 
 # ---------------------------------------------------------------------------- checks
@@ -245,24 +246,20 @@ def _entries(key: Any, value: Any) -> None:
         if x.ndim < 3:
             wrong_value(name, "(*batch, heads, T, D)", x)
         if x.requires_grad and torch.is_grad_enabled():
-            wrong_value(
-                name,
-                "a tensor that needs no gradient: caches are for decoding",
-                x,
-                "Decode under torch.no_grad() or torch.inference_mode().",
-            )
+            expected = "a tensor that needs no gradient: caches are for decoding"
+            wrong_value(name, expected, x, "Decode under torch.no_grad() or torch.inference_mode().")
     if key.shape[:-1] != value.shape[:-1]:
         wrong_value("value", f"batch, heads and T as the key has, {tuple(key.shape[:-1])}", value)
     if key.dtype != value.dtype or key.device != value.device:
         wrong_type("value", f"the key's dtype and device, {key.dtype} on {key.device}", value)
 
 
-def _fits(name: str, new: Tensor, room: Tensor) -> None:
-    if not _alike(new, room):
-        held = (*room.shape[:-2], "n", room.shape[-1])
-        shape = "(" + ", ".join(str(part) for part in held) + ")"
-        dtype = str(room.dtype).removeprefix("torch.")
-        way_out = "reset() empties the cache, reorder(index) changes its samples."
-        wrong_value(
-            name, f"{shape} in {dtype} on {room.device}, as the cache holds", words(said(new)), way_out
-        )
+def _refuse(key: Tensor, value: Tensor, state: State) -> NoReturn:
+    """Say which of the two does not fit what is held."""
+    assert state.like is not None
+    lead, D, Dv, dtype, device = state.like
+    value_alone = _like(key, value) == (lead, D, value.shape[-1], dtype, device)
+    name, new, width = ("value", value, Dv) if value_alone else ("key", key, D)
+    shape = "(" + ", ".join(str(part) for part in (*lead, "n", width)) + ")"
+    expected = f"{shape} in {str(dtype).removeprefix('torch.')} on {device}, as the cache holds"
+    wrong_value(name, expected, new, "reset() empties the cache, reorder(index) changes its samples.")

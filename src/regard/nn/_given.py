@@ -45,7 +45,7 @@ def _autocast(kind: str) -> bool:
 
 def fitting_state(module: nn.Module) -> None:
     """Have ``load_state_dict`` refuse tensors of another shape before anything of ``module`` is loaded."""
-    module.register_load_state_dict_pre_hook(_shapes_fit)  # type: ignore[no-untyped-call]
+    module.register_load_state_dict_pre_hook(_shapes_fit)
 
 
 def _shapes_fit(module: nn.Module, state: Mapping[str, Any], prefix: str, *_: Any) -> None:
