@@ -83,12 +83,10 @@ def explain(
     bias: Annotated[str | None, typer.Option(help="alibi, relative:REACH.")] = None,
 ) -> None:
     """Work one attention out step by step, with every number, and check each of them."""
+    given = dict(locals())
     from regard.look import _explain_command
 
-    options = dict(locals())
-    text, named, watched = (options.pop(name) for name in ("sentence", "example", "model"))
-    del options["_explain_command"]
-    _explain_command.show(_explain_command.explain(text, named, watched, options))
+    _explain_command.show(_explain_command.explain(given))
 
 
 @app.command()

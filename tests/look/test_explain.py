@@ -333,6 +333,12 @@ def test_lines_fit_a_terminal(text: str) -> None:
         assert not too_wide
 
 
+def test_text_cannot_steer_the_terminal() -> None:
+    shown = str(sentence("a \x1b[31mred\x1b[0m \u202etext\x07", token="all"))
+    assert not {"\x1b", "\x07", "\u202e"} & set(shown)
+    assert "<001B>[31mred" in shown
+
+
 def test_long_sentences_show_the_heaviest_keys() -> None:
     worked = sentence(" ".join(f"w{number}" for number in range(60)), token="5")
     weights = worked["weights"].numbers
@@ -508,6 +514,7 @@ def main_exits(arguments: list[str], code: int) -> None:
 WRONG_COMMANDS = {
     "no text": (["explain"], "give a text"),
     "empty text": (["explain", "  "], "the text is empty"),
+    "no text at all": (["explain", "a \udcff b"], "not valid UTF-8"),
     "only commas": (["explain", ",,"], "the text is empty"),
     "example": (["explain", "--example", "nope"], "there is no example 'nope'; there are: life-is-short"),
     "example and text": (["explain", "a b", "--example", "karina"], "leave out the text"),

@@ -36,9 +36,10 @@ def show(explanation: Explanation) -> None:
         raise SystemExit(1)
 
 
-def explain(text: str | None, named: str | None, model: str | None, options: dict[str, Any]) -> Explanation:
+def explain(options: dict[str, Any]) -> Explanation:
     """The explanation of a text, of an example, or of a text in a model; an option of another kind is refused."""
     given = {name: value for name, value in options.items() if value is not None}
+    text, named, model = (given.pop(name, None) for name in ("sentence", "example", "model"))
     if named is not None:
         if text is not None or model is not None:
             raise ValueError("--example has its own sentence and numbers; leave out the text and --model")
@@ -46,6 +47,9 @@ def explain(text: str | None, named: str | None, model: str | None, options: dic
         return example(named, given.get("token"), given.get("head", 0))
     if text is None:
         raise ValueError('give a text: regard explain "a sentence", or --example life-is-short')
+    text, against = _text(text), given.get("against")
+    if against is not None:
+        given["against"] = _text(against)
     if model is not None:
         from regard.look._explain_model import of_model
 
@@ -55,6 +59,12 @@ def explain(text: str | None, named: str | None, model: str | None, options: dic
         )
     _refuse(given, ("layer",), "a text without --model")
     return _sentence(text, given)
+
+
+def _text(text: str) -> str:
+    from regard.look._command import text_from
+
+    return text_from(text, None, None)
 
 
 def _refuse(given: dict[str, Any], others: tuple[str, ...], beside: str) -> None:

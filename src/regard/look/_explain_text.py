@@ -40,7 +40,8 @@ def number(value: float) -> str:
 
 
 def cut(text: str, width: int) -> str:
-    """The text filled or cut to a width in terminal cells."""
+    """The text filled or cut to a width in terminal cells; what could steer a terminal is made visible."""
+    text = _visible(text)
     if cell_len(text) > width:
         kept = ""
         for character in text:
@@ -49,6 +50,12 @@ def cut(text: str, width: int) -> str:
             kept += character
         text = kept + "…"
     return text + " " * (width - cell_len(text))
+
+
+def _visible(text: str) -> str:
+    from regard.look._model import visible  # brings more along than `import regard` should
+
+    return visible(text) if text else text
 
 
 def brief(token: str) -> str:
@@ -106,7 +113,8 @@ def _words(value: Any) -> Iterator[str]:
 
 
 def _pieces(word: str) -> list[str]:
-    """A word that is longer than a line, in pieces that are not."""
+    """A word, made visible, and in pieces where it is longer than a line."""
+    word = _visible(word)
     if cell_len(word) <= WIDTH - len(_INDENT):
         return [word]
     size = (WIDTH - len(_INDENT)) // 2
