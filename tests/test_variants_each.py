@@ -33,13 +33,17 @@ def test_linear_concat_cannot_look_at_its_query():
 def test_t5_buckets_are_those_of_the_released_model():
     from transformers.models.t5.modeling_t5 import T5Attention
 
-    from regard.variants._positioned import t5_bucket
-
-    distances = torch.arange(-300, 301)
     for buckets, reach in ((32, 128), (16, 64), (64, 200), (8, 20)):
         for bidirectional in (True, False):
+            distances = torch.arange(-reach, reach + 1)
+            table = torch.arange(float(buckets))[:, None]
+            ours = variants.t5(table, reach, bidirectional=bidirectional)["bias"].table[0].long()
             theirs = T5Attention._relative_position_bucket(distances, bidirectional, buckets, reach)
-            assert torch.equal(t5_bucket(distances, buckets, reach, bidirectional=bidirectional), theirs)
+            assert torch.equal(ours, theirs)
+            beyond = T5Attention._relative_position_bucket(
+                torch.tensor([-9999, 9999]), bidirectional, buckets, reach
+            )
+            assert torch.equal(ours[[0, -1]], beyond)
 
 
 def test_swin_indexes_rows_and_columns():
@@ -139,6 +143,10 @@ MISTAKES = {
     "too few buckets": (lambda: variants.t5(torch.randn(2, H)), "t5: expected 4 buckets or more"),
     "a reach within the exact": (lambda: variants.t5(torch.randn(32, H), 8), "reach beyond the 8"),
     "a reach that is a float": (lambda: variants.t5(torch.randn(32, H), 8.5), "t5.reach="),
+    "no sink": (lambda: variants.sink(None), "sink.logits="),
+    "no soft-cap": (lambda: variants.soft_capped(None), "soft_capped.softcap="),
+    "a soft-cap below 0": (lambda: variants.soft_capped(-1.0), "softcap.*positive"),
+    "a slope in words": (lambda: variants.graph_v2(torch.ones(D), slope="steep"), "graph_v2.slope="),
     "another number of heads": (
         lambda: variants.kerple_log(torch.ones(2), torch.ones(3), 4),
         "as many heads",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from torch import Tensor
@@ -16,6 +17,14 @@ def whole(owner: str, name: str, value: Any, least: int = 1) -> int:
     if value < least:
         _checks.wrong_value(f"{owner}({name}=)", f"{least} or more", value)
     return int(value)
+
+
+def number(owner: str, name: str, value: Any) -> None:
+    """A finite number."""
+    if not _checks.is_number(value):
+        _checks.wrong_type(f"{owner}({name}=)", "a number", value)
+    if not math.isfinite(value):
+        _checks.wrong_value(f"{owner}({name}=)", "a finite number", value)
 
 
 def place(owner: str, value: Any) -> int:

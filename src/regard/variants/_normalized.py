@@ -10,6 +10,7 @@ import math
 import torch
 from torch import Tensor
 
+from regard import _checks
 from regard.mechanism import Mechanism
 from regard.normalizers import Entmax, Entmax15, Relu, Sigmoid, Softmax, Sparsemax
 from regard.scores import Dot
@@ -20,6 +21,7 @@ Number = float | Tensor
 
 def sink(logits: Number) -> Mechanism:
     """A learned place for weight that no key should get: ``logits`` a number, 0-d or (H,), one a head in gpt-oss."""
+    _checks.number_or_tensor("sink", "logits", logits)
     return Mechanism(
         "sink",
         formula="w_j = exp(s_j) / (exp(sink) + sum_k exp(s_k))",

@@ -17,6 +17,7 @@ from regard.biases import Alibi, Relative
 from regard.kernels.reference import wide
 from regard.masks import Alignment, Causal, Window
 from regard.mechanism import Mechanism
+from regard.nn._owners import t5_buckets
 from regard.scores import Dot, Modified
 from regard.variants import _arguments as arguments
 
@@ -58,32 +59,27 @@ def t5(
     causal. Raises ValueError for a number of buckets that the formula cannot use.
     """
     arguments.shaped("t5", "buckets", buckets, "(N, H)", (2,))
-    index = t5_bucket(torch.arange(-reach, reach + 1), buckets.shape[0], reach, bidirectional=bidirectional)
+    index = _t5_index(buckets.shape[0], reach, bidirectional).to(buckets.device)
     given: dict[str, Any] = {} if bidirectional else {"mask": Causal()}
     return Mechanism(
         "T5 bias",
         formula="s = q . k + t_h[bucket(j - p)]; w = softmax(s)",
         paper="Raffel et al., 2020",
         score=Dot(scale=1.0),
-        bias=Relative(buckets.T[:, index.to(buckets.device)], alignment, offset=offset),
+        bias=Relative(buckets.T[:, index], alignment, offset=offset),
         **given,
     )
 
 
-def t5_bucket(distance: Tensor, buckets: int, reach: int, *, bidirectional: bool) -> Tensor:
-    """The bucket of each distance j - p (an integer tensor): exact when near, logarithmic up to ``reach``, then one."""
+def _t5_index(buckets: int, reach: int, bidirectional: bool) -> Tensor:
     arguments.whole("t5", "reach", reach)
-    each = buckets // 2 if bidirectional else buckets
-    exact = each // 2
+    exact = buckets // 4 if bidirectional else buckets // 2
     if exact < 1 or reach <= exact:
-        least = 4 if bidirectional else 2
-        expected = f"{least} buckets or more, and a reach beyond the {exact} that are exact"
+        expected = (
+            f"{4 if bidirectional else 2} buckets or more, and a reach beyond the {exact} that are exact"
+        )
         _checks.wrong_value("t5", expected, _checks.words(f"{buckets} buckets, reach {reach}"))
-    away = distance.abs() if bidirectional else (-distance).clamp(min=0)
-    ratio = torch.log(away.clamp(min=1).float() / exact) / math.log(reach / exact)
-    far = (exact + (ratio * (each - exact)).long()).clamp(max=each - 1)
-    near = torch.where(away < exact, away, far)
-    return near + (distance > 0) * each if bidirectional else near
+    return t5_buckets(buckets, reach, bidirectional)
 
 
 def kerple_log(

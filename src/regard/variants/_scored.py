@@ -85,6 +85,7 @@ def graph(w_query: Tensor, w_key: Tensor, mask: Mask | Tensor | None = None, slo
 
     Nodes are given projected, W h, as query and key. The order of the keys is the same for every query.
     """
+    arguments.number("graph", "slope", slope)
 
     def leaky(score: Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
         return F.leaky_relu(score, slope)
@@ -101,6 +102,7 @@ def graph(w_query: Tensor, w_key: Tensor, mask: Mask | Tensor | None = None, slo
 def graph_v2(a: Tensor, mask: Mask | Tensor | None = None, slope: float = 0.2) -> Mechanism:
     """Graph attention that can look at its query (GATv2): ``a`` (D,); nodes are given projected to query and key."""
     arguments.shaped("graph_v2", "a", a, "(D,)", (1,))
+    arguments.number("graph_v2", "slope", slope)
 
     def score(query: Tensor, key: Tensor) -> Tensor:
         return F.leaky_relu(query[..., :, None, :] + key[..., None, :, :], slope) @ a.to(query.dtype)
@@ -154,6 +156,7 @@ def distance(width: int) -> Mechanism:
 
 def soft_capped(softcap: float = 50.0, scale: Number | None = None) -> Mechanism:
     """Scores kept between -softcap and softcap; ``scale=None`` is 1/sqrt(D)."""
+    arguments.number("soft_capped", "softcap", softcap)
     return Mechanism(
         "soft-capped",
         formula="s = c * tanh(q . k / (c sqrt(D))); w = softmax(s)",
