@@ -3,6 +3,7 @@
 import io
 import json
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -584,3 +585,18 @@ def test_plan_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert shown.rstrip("\n") == str(regard.plan(query, query, query, Window(255, 0)))
     main_exits(["plan", "--query", "1,8,1,64", "--key", "1,2,64,64", "--value", "1,2,64,32"], 0)
     assert "Hkv 2" in capsys.readouterr().out
+
+
+def test_the_page_shows_what_comes_out() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "explain.md").read_text("utf-8")
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    code = [body for kind, body in blocks if kind == "python"]
+    assert len(code) == 2
+    namespace: dict[str, object] = {}
+    for body in code:
+        exec(body, namespace)
+    (shown,) = [body for kind, body in blocks if kind == "" and body.startswith(" 11  weights")]
+    made = str(example("life-is-short"))
+    for line in shown.splitlines():
+        # The last digits of a difference are the machine's own; every other line is there to the letter.
+        assert line.rsplit(" to ", 1)[0].split("difference")[0] in made

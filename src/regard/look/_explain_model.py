@@ -131,7 +131,7 @@ def _caught(
     """What attention was given, (1, H or Hkv, T, n), as one head sees it; checked where one linear layer made it."""
     kept = head * tensor.shape[1] // heads
     own = tensor[0, kept]
-    who = "" if followed is None else f'; this is token {followed}, "{brief(names[followed])}"'
+    who = "" if followed is None else f"; this is token {followed} {brief(names[followed])}".rstrip()
     note, checks = "as attention was given them: no one linear layer made them", []
     if made is None:
         formula = formula.split()[0]

@@ -68,7 +68,10 @@ def explain(
 def _title(view: View, site: Site | None) -> str:
     where = f"{site.title}, " if site is not None else ""
     head = f"head {view.head} of {view.call.frame.H}, " if view.call.frame.H > 1 else ""
-    who = "every query" if view.token is None else f'query {view.token} "{brief(view.tokens[view.token])}"'
+    who = "every query"
+    if view.token is not None:
+        name = brief(view.tokens[view.token])
+        who = f'query {view.token} "{name}"' if name else f"query {view.token}"
     return f"{where}{head}{who} over {view.call.frame.Tk} keys (all counted from 0)"
 
 
