@@ -105,8 +105,8 @@ def near(argument: str, value: Any) -> None:
 
 def dense(
     argument: str, tensor: Any, expected: str, dtypes: Sequence[torch.dtype], way_out: str = ""
-) -> None:
-    """A strided tensor of one of these dtypes."""
+) -> Tensor:
+    """The tensor itself, strided and of one of these dtypes."""
     if not isinstance(tensor, Tensor):
         wrong_type(argument, expected, tensor, way_out)
     if tensor.layout != torch.strided or tensor.is_nested:
@@ -290,11 +290,12 @@ def interleaved_documents() -> NoReturn:
 def rule_result(result: Any, at: At) -> Tensor:
     """A rule's answer for a tile: bool, broadcastable to (B, H, rows, keys)."""
     argument = "Rule: mask_mod(b, h, q, k)"
-    dense(argument, result, "a bool tensor as its result", (torch.bool,))
+    result = dense(argument, result, "a bool tensor as its result", (torch.bool,))
     shape = (at.b.shape[0], at.h.shape[-3], at.i.shape[-2], at.j.shape[-1])
     if not spreads(result, shape):
         wrong_value(argument, f"a result that broadcasts to {shape}", result)
-    return result
+    checked: Tensor = result
+    return checked
 
 
 def spreads(tensor: Tensor, shape: tuple[int, ...]) -> bool:

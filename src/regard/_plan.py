@@ -112,12 +112,24 @@ def use_kernel(name: str) -> Iterator[None]:
 def choose(call: Call) -> Kernel:
     """The first kernel of the list that takes the call."""
     forced = None if torch.compiler.is_compiling() else _forced.get()
+    if forced is not None:
+        return _only(forced, call)
     for kernel in KERNELS:
-        if kernel.name == forced or (forced is None and kernel.refuses(call) is None):
+        if kernel.refuses(call) is None:
             return kernel
     reasons = "; ".join(f"{kernel.name}: {kernel.refuses(call)}" for kernel in KERNELS)
     way_out = "Call it without torch.compile, or make it of built-ins."
     _checks.wrong_value("attention", "a kernel that takes the call", _checks.words(reasons), way_out)
+
+
+def _only(name: str, call: Call) -> Kernel:
+    kernel = next(kernel for kernel in KERNELS if kernel.name == name)
+    reason = None if name == "reference" else kernel.refuses(call)
+    if reason is not None:
+        _checks.wrong_value(
+            "kernel", f"a call that {name} takes", _checks.words(f"one that it does not: {reason}")
+        )
+    return kernel
 
 
 def kernels() -> list[tuple[str, bool, str]]:

@@ -129,9 +129,9 @@ class _Lowering:
     def _bool(self, mask: Tensor, owner: Dense | None) -> Visible:
         if not _checks.can_look(mask) or mask.numel() < _WORTH_A_SCAN:
             return Visible(None, mask)
-        if owner is None:
+        if owner is None or owner.source is None or owner.source.is_inference():
             return scan(mask)
-        key = (tuple(mask.shape), mask._version)
+        key = (tuple(mask.shape), owner.source._version)
         if key not in owner.found:
             owner.found.clear()
             owner.found[key] = scan(mask)

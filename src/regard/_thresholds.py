@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 _MOST_STEPS = 100
+LEAST_POWER = 1e-6
 
 
 @torch.no_grad()
@@ -47,30 +48,39 @@ def entmax15(x: Tensor) -> Tensor:
 
 @torch.no_grad()
 def entmax(x: Tensor, power: Tensor) -> Tensor:
-    """tau with sum_j max(x_j - tau, 0)^(1 / power) = 1, power = alpha - 1: Newton inside a shrinking bracket."""
-    low = torch.full_like(x[..., :1], -1.0)
-    high = torch.zeros_like(low)
-    tau = low
+    """d >= 0 with sum_j max(1 + x_j - d, 0)^(1 / power) = 1, power = alpha - 1 (tau is d - 1).
+
+    Newton inside a shrinking bracket. d, not tau: for alpha near 1 it is small, and must be known to its own precision.
+    """
+    low = torch.zeros_like(x[..., :1])
+    high = torch.ones_like(low)
+    d = low
     for _ in range(_MOST_STEPS):
-        gap = (x - tau).clamp_(min=0)
-        inside = gap > 0
-        excess = gap.pow(1 / power).masked_fill_(~inside, 0.0).sum(-1, keepdim=True) - 1
-        slope = gap.pow(1 / power - 1).masked_fill_(~inside, 0.0).sum(-1, keepdim=True) / power
-        low = torch.where(excess >= 0, tau, low)
-        high = torch.where(excess >= 0, high, tau)
-        newton = tau + excess / slope
-        good = (newton > low) & (newton < high)
-        better = torch.where(good, newton, (low + high) / 2)
-        settled = _settled(better, tau)
-        tau = better
+        weights = entmax_weights(x, d, power)
+        excess = weights.sum(-1, keepdim=True) - 1
+        inside = weights > 0
+        slope = weights.div_((1 + x - d).masked_fill_(~inside, 1.0)).sum(-1, keepdim=True) / power
+        low = torch.where(excess >= 0, d, low)
+        high = torch.where(excess >= 0, high, d)
+        newton = d + excess / slope
+        better = torch.where((newton > low) & (newton < high), newton, (low + high) / 2)
+        settled = _settled(better, d, better)
+        d = better
         if settled:
             break
-    return tau
+    return d
 
 
-def _settled(better: Tensor, tau: Tensor) -> bool:
+def entmax_weights(x: Tensor, d: Tensor, power: Tensor) -> Tensor:
+    """max(1 + x - d, 0)^(1 / power), accurate where power is small and where the sum under it is."""
+    y = (x - d).clamp_(min=-1)
+    return y.log1p_().div_(power).exp_()
+
+
+def _settled(better: Tensor, tau: Tensor, size: Tensor | None = None) -> bool:
     """Whether no row moves any more by more than its rounding (asked only where values may be looked at)."""
     if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
         return False
     finest = torch.finfo(tau.dtype).eps
-    return bool((((better - tau).abs() <= finest) | better.isnan()).all())
+    bound = finest if size is None else 4 * finest * size.abs()
+    return bool((((better - tau).abs() <= bound) | better.isnan()).all())

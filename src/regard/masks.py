@@ -333,12 +333,14 @@ class Dense(Mask):
 
     mask: Tensor
     found: dict[Any, Any] = field(default_factory=dict, repr=False)
+    source: Tensor | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         _checks.bool_mask(self.mask)
 
     def bind(self, frame: Frame) -> Mask:
-        return replace(self, mask=_fits.four("mask", self.mask, frame))
+        source = self.mask if self.source is None else self.source
+        return replace(self, mask=_fits.four("mask", self.mask, frame), source=source)
 
     def allowed(self, at: At) -> Tensor:
         B, H, Tq, Tk = self.mask.shape

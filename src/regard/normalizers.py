@@ -103,21 +103,25 @@ class Entmax:
         _checks.entmax_alpha(self.alpha)
 
     def __call__(self, scores: Tensor, /) -> Tensor:
-        power = by_row(self.alpha, scores) - 1
+        power = (by_row(self.alpha, scores) - 1).clamp(min=_thresholds.LEAST_POWER)
         blocked = scores == -torch.inf
         below = (scores - scores.detach().amax(-1, keepdim=True)).masked_fill(blocked, 0.0)
         x = (power * below).masked_fill(blocked, -torch.inf)
-        tau = _thresholds.entmax(x.detach(), power.detach())
-        support = x > tau
-        least = torch.finfo(scores.dtype).tiny
+        d = _thresholds.entmax(x.detach(), power.detach())
+        support = x - d > -1
         # The threshold is found without gradient; two Newton steps from it carry first and second derivatives.
         for _ in range(2):
-            gap = torch.where(support, x - tau, 1.0).clamp(min=least)
-            weight = gap.pow(1 / power) * support
-            slope = (gap.pow(1 / power - 1) * support).sum(-1, keepdim=True) / power
-            tau = tau + (weight.sum(-1, keepdim=True) - 1) / slope
-        weights = torch.where(support, x - tau, 1.0).clamp(min=least).pow(1 / power) * support
+            gap = self._gap(x, d, support)
+            weights = (gap.log1p() / power).exp() * support
+            slope = (weights / (1 + gap)).sum(-1, keepdim=True) / power
+            d = d + (weights.sum(-1, keepdim=True) - 1) / slope
+        weights = (self._gap(x, d, support).log1p() / power).exp() * support
+        weights = weights / weights.sum(-1, keepdim=True)
         return weights.masked_fill(x.isnan().any(-1, keepdim=True), torch.nan)
+
+    def _gap(self, x: Tensor, d: Tensor, support: Tensor) -> Tensor:
+        least = torch.finfo(x.dtype).eps / 2 - 1
+        return torch.where(support, x - d, 0.0).clamp(min=least)
 
 
 @dataclass(frozen=True, eq=False)

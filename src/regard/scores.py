@@ -184,7 +184,7 @@ def unit(x: Tensor) -> Tensor:
     x = x / torch.where(largest > 0, largest, torch.ones_like(largest))
     squares = x.square().sum(-1, keepdim=True)
     norm = torch.where(largest > 0, squares, torch.ones_like(squares)).sqrt()
-    return x / norm
+    return (x / norm).masked_fill(largest == 0, 0.0)
 
 
 @dataclass(frozen=True, eq=False)

@@ -109,6 +109,8 @@ def _gradients(
     rows, *tensors = ctx.saved_tensors
     arguments = (*tensors, *ctx.numbers)
     needs = list(ctx.needs_input_grad[: len(DIFFERENTIABLE)])
+    if grad_lse is not None and grad_lse.ndim == 1:
+        grad_lse = None  # of a normaliser that has no log-sum-exp
     if grad_output is None and grad_lse is None:
         return (None,) * len(arguments)
     found = iter(call_backward(grad_output, grad_lse, rows, *arguments, needs))

@@ -227,7 +227,9 @@ def _above(kind: str, x: Tensor, tau: Tensor, own: Parameters) -> Tensor:
         return x.div_(2).sub_(tau).clamp_(min=0).square_()
     assert own.alpha is not None
     power = own.alpha - 1
-    return x.mul_(power).sub_(tau).clamp_(min=0).pow_(1 / power)
+    weights = _thresholds.entmax_weights(x.mul_(power), tau, power)
+    total = weights.sum(-1, keepdim=True)
+    return weights.div_(total.masked_fill_(total == 0, 1.0))
 
 
 class WeightGradients(NamedTuple):

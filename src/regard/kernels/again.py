@@ -11,7 +11,7 @@ from torch import Tensor
 from regard import _runs, biases, masks, normalizers, scores
 from regard._call import Call
 from regard._frame import At, Frame
-from regard.kernels import inline
+from regard.kernels import inline, reference
 from regard.kernels.problem import DIFFERENTIABLE, Problem
 
 
@@ -108,6 +108,8 @@ def second_gradients(
     given: list[Tensor | None],
 ) -> tuple[Tensor | None, Tensor | None, list[Tensor | None]]:
     """Gradients of the first gradients weighted by ``given``: by the upstream gradients and the problem's tensors."""
+    if torch._C._are_functorch_transforms_active():
+        return _second_by_func(grad_output, grad_lse, problem, needs, given)
     keep = torch.is_grad_enabled()
     names = [name for name, need in zip(DIFFERENTIABLE, needs, strict=True) if need]
     with torch.enable_grad():
@@ -140,8 +142,46 @@ def second_gradients(
     return found.get(id(upstream[0])), found.get(id(upstream[1])), by_tensor
 
 
+def _vjp(function: Any, *arguments: Tensor) -> tuple[tuple[Tensor, ...], Any]:
+    pulled: Any = torch.func.vjp(function, *arguments)
+    return pulled[0], pulled[1]
+
+
 def _connected(tensor: Tensor | None) -> Tensor | None:
     if tensor is None:
         return None
     # An alias of its own for each argument: query and key may be one tensor, their gradients are two.
     return tensor.view_as(tensor) if tensor.requires_grad else tensor.detach().requires_grad_()
+
+
+def _second_by_func(
+    grad_output: Tensor | None,
+    grad_lse: Tensor | None,
+    problem: Problem,
+    needs: list[bool],
+    given: list[Tensor | None],
+) -> tuple[Tensor | None, Tensor | None, list[Tensor | None]]:
+    """The same by the definition, under torch.func, whose transforms take no checkpoint and no ``requires_grad_``."""
+    names = [name for name in DIFFERENTIABLE if getattr(problem, name) is not None]
+    chosen = [name for name, need in zip(DIFFERENTIABLE, needs, strict=True) if need]
+    upstream = [up for up in (grad_output, grad_lse) if up is not None]
+
+    def outputs(*tensors: Tensor) -> tuple[Tensor, ...]:
+        changed: dict[str, Any] = dict(zip(names, tensors, strict=True))
+        output, lse = reference.attend(as_call(problem._replace(**changed)))
+        pairs = ((output, grad_output), (lse, grad_lse))
+        return tuple(found for found, up in pairs if up is not None)
+
+    def first(*arguments: Tensor) -> tuple[Tensor, ...]:
+        ups, tensors = arguments[: len(upstream)], arguments[len(upstream) :]
+        _, pull = _vjp(outputs, *tensors)
+        grads = dict(zip(names, pull(tuple(ups)), strict=True))
+        return tuple(grads[name] for name in chosen)
+
+    found, pull = _vjp(first, *upstream, *(getattr(problem, name) for name in names))
+    by = tuple(torch.zeros_like(one) if up is None else up for one, up in zip(found, given, strict=True))
+    grads = list(pull(by))
+    by_output = grads.pop(0) if grad_output is not None else None
+    by_lse = grads.pop(0) if grad_lse is not None else None
+    of_tensor = dict(zip(names, grads, strict=True))
+    return by_output, by_lse, [of_tensor.get(name) for name in DIFFERENTIABLE]

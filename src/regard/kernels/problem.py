@@ -92,8 +92,9 @@ def lower(call: Call, rows_wanted: bool) -> Problem:
     visible = _runs.lower(call.mask, call.frame, call.offset)
     strided, diagonal = biases.lower(call.bias, call.frame, call.offset)
     score = _score(call)
-    runs = visible.runs or ()
-    first = runs[0] if runs else _runs.Run()
+    # The operator's list is never empty: torch takes an empty list for one of tensors.
+    runs = visible.runs or (_runs.Run(left=0, right=-1),)
+    first = runs[0]
     second = runs[1] if len(runs) > 1 else _runs.Run()
     bounds = [UNLIMITED if bound is None else bound for run in runs for bound in (run.left, run.right)]
     whole = call.offset if isinstance(call.offset, Tensor) else None
@@ -162,7 +163,7 @@ def _concat(score: Concat, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
     w_key = w_key if w_key.ndim == 1 else w_key[:, None, :]
     query = torch.cat([along, w_key.expand(*along.shape[:3], key.shape[-1])], -1)
     key = wide(key)
-    return query, torch.cat([torch.ones_like(key[..., :1]), key], -1)
+    return query, torch.cat([key.new_ones(*key.shape[:-1], 1), key], -1)
 
 
 def _normalizer(normalize: Any, query: Tensor) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from regard import _thresholds
 from regard._frame import At
 from regard.kernels import _stages, _strips
 from regard.kernels._stages import Parameters
@@ -48,7 +49,7 @@ def _ready(problem: Problem, *others: Tensor | None) -> Ready:
         name: _to(getattr(problem, name), dtype) for name in ("scale", "weight", "sink", "alpha", "shift")
     }
     if own["alpha"] is not None:
-        own["alpha"] = own["alpha"].clamp(min=1 + 1e-4)
+        own["alpha"] = own["alpha"].clamp(min=1 + _thresholds.LEAST_POWER)
     problem = problem._replace(query=query, key=key, value=value, **own)
     return Ready(problem, bad_query, bad_key, bad_value, _strips.edges_of(problem), careful)
 
@@ -88,38 +89,48 @@ def forward(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _forward_strip(ready: Ready, strip: Strip, output: Tensor, lse: Tensor, rows: Tensor) -> None:
-    problem, place = ready.problem, _place(strip)
-    q, k, v = _inputs(problem, strip)
-    own = _own(problem, strip)
-    scored = _stages.score(problem, q, k, own, _shape(strip), keep=False)
-    closed = _strips.closed(problem, ready.edges, strip)
-    _biased(ready, strip, scored.scores, closed)
-    total: Tensor | None
+    place = _place(strip)
     if not rows.shape[0] and _simple(ready, strip):
-        weights, total = _stages.plain_softmax(scored.scores), None
-    else:
-        weighed = _stages.weigh(problem, scored.scores, own)
-        weights, total = weighed.weights, weighed.total
-        for n in range(rows.shape[0]):
-            rows[n][place] = weighed.rows[n]
-        if weighed.lse is not None and lse.ndim == 3:
-            lse[place] = weighed.lse
-    if problem.seed is not None:
-        weights.mul_(_kept(problem, strip)).mul_(_raised(problem))
-    part = torch.bmm(weights.view(q.shape[0], q.shape[1], -1), v).view(*_shape(strip)[:3], -1)
-    _stages.divide(part, total)
-    if ready.bad_value is not None:
-        touched = _flat_keys(ready.bad_value, strip).to(v.dtype)
-        seen = torch.bmm((weights != 0).to(v.dtype).view(q.shape[0], q.shape[1], -1), touched) > 0
-        part.masked_fill_(seen.view(part.shape), torch.nan)
-    output[place] = part
+        weights = _stages.plain_softmax(_scores(ready, strip))
+        part = _mixed(ready, strip, weights)
+        # A row whose scores all overflowed to -inf is an empty row, of which a plain softmax knows nothing.
+        if math.isfinite(part.sum().item()):
+            output[place] = part
+            return
+    weighed = _stages.weigh(ready.problem, _scores(ready, strip), _own(ready.problem, strip))
+    for n in range(rows.shape[0]):
+        rows[n][place] = weighed.rows[n]
+    if weighed.lse is not None and lse.ndim == 3:
+        lse[place] = weighed.lse
+    output[place] = _stages.divide(_mixed(ready, strip, weighed.weights), weighed.total)
 
 
 def _simple(ready: Ready, strip: Strip) -> bool:
-    """Whether a plain softmax will do: every row surely sees a key at a finite score."""
+    """Whether a plain softmax will do: every row surely sees a key."""
     problem = ready.problem
     plain = problem.normalize == "softmax" and problem.sink is None and strip.filled and not ready.careful
     return plain and problem.bias is None and problem.diagonal is None
+
+
+def _scores(ready: Ready, strip: Strip) -> Tensor:
+    """Stage one on a strip: scores (b, heads, rows, W), -inf where a pair may not meet."""
+    q, k, _ = _inputs(ready.problem, strip)
+    scored = _stages.score(ready.problem, q, k, _own(ready.problem, strip), _shape(strip), keep=False)
+    _biased(ready, strip, scored.scores, _strips.closed(ready.problem, ready.edges, strip))
+    return scored.scores
+
+
+def _mixed(ready: Ready, strip: Strip, weights: Tensor) -> Tensor:
+    """Stage three on a strip, after dropout: weighted sums (b, heads, rows, Dv)."""
+    problem, v = ready.problem, _flat_keys(ready.problem.value, strip)
+    if problem.seed is not None:
+        weights.mul_(_kept(problem, strip)).mul_(_raised(problem))
+    flat = weights.view(v.shape[0], -1, v.shape[1])
+    part = torch.bmm(flat, v).view(*_shape(strip)[:3], -1)
+    if ready.bad_value is not None:
+        bad = _flat_keys(ready.bad_value, strip).to(v.dtype)
+        part.masked_fill_((torch.bmm((flat != 0).to(v.dtype), bad) > 0).view(part.shape), torch.nan)
+    return part
 
 
 def backward(
@@ -162,7 +173,7 @@ def _backward_strip(
     blocked = scored.scores == -torch.inf if ready.careful else None
     before = scored.scores.clone() if "alpha" in sums else None
     numbers = tuple(rows[n][place] for n in range(rows.shape[0]))
-    if _simple(ready, strip):
+    if _simple(ready, strip) and bool((numbers[1] > 0).all()):
         weights = _stages.plain_softmax(scored.scores)
     else:
         weights = _cleared(_stages.weigh_again(problem, scored.scores, own, numbers), blocked)
