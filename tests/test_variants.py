@@ -77,7 +77,7 @@ def _placed(name, q, **place):
         "t5": lambda: variants.t5(buckets, 6, **place),
         "t5_decoder": lambda: variants.t5(buckets, 6, bidirectional=False, **place),
         "kerple_log": lambda: variants.kerple_log(r1, r2, T, **place),
-        "kerple_power": lambda: variants.kerple_power(r1, r2, T, **place),
+        "kerple_power": lambda: variants.kerple_power(r1, r2.clamp(max=2), T, **place),
         "forgetting": lambda: variants.forgetting(-gates, **place),
         "shaw": lambda: variants.shaw(q, vectors, **place),
         "transformer_xl": lambda: variants.transformer_xl(q, u, v, vectors, **place),

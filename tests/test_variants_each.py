@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from regard import attention, attention_weights, variants
+from regard import attention, attention_weights, nn, variants
 from regard.masks import Causal, Padding
 from tests.variant_formulas import B, D, H, T, dot, draw, softmax, where
 
@@ -100,6 +100,20 @@ def test_differential_attention_is_the_difference_of_two(lambda_):
         torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-11)
 
 
+@pytest.mark.parametrize(
+    "mechanism", [variants.sliding_window(3), variants.alibi(), variants.sparsemax(), variants.distance(D)]
+)
+def test_modules_take_them(mechanism):
+    module = nn.SelfAttention(H * D, H, **mechanism)
+    x = torch.randn(B, T, H * D)
+    query, key, value = (
+        project(x).unflatten(-1, (H, D)).transpose(1, 2)
+        for project in (module.q_proj, module.k_proj, module.v_proj)
+    )
+    expected = module.out_proj(attention(query, key, value, **mechanism).transpose(1, 2).flatten(2))
+    torch.testing.assert_close(module(x), expected)
+
+
 def test_one_thing_can_be_changed():
     lengths = torch.tensor([3, 7])
     padded = variants.soft_capped().but(mask=Padding(lengths))
@@ -153,6 +167,7 @@ MISTAKES = {
     ),
     "a decay that grows": (lambda: variants.kerple_log(-torch.ones(2), torch.ones(2), 4), "numbers above 0"),
     "a NaN decay": (lambda: variants.kerple_power(torch.full((2,), torch.nan), torch.ones(2), 4), "above 0"),
+    "a power beyond 2": (lambda: variants.kerple_power(torch.ones(2), 3 * torch.ones(2), 4), "up to 2"),
     "a table for another window": (lambda: variants.swin(torch.randn(25, H), 2, 2), "9 rows for a window"),
     "gates that are a list": (lambda: variants.forgetting([1.0]), "forgetting.log_gates="),
     "an even number of distances": (

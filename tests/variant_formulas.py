@@ -340,6 +340,7 @@ def kerple_log(q, k, r1, r2):
 
 @case((H,), (H,), positive=True)
 def kerple_power(q, k, r1, r2):
+    r2 = 2 * torch.sigmoid(r2)
     decay = torch.exp(r2[:, None, None] * torch.log(away() + (away() == 0))) * (away() > 0)
     scores = scaled(q, k) - r1[:, None, None] * decay
     return variants.kerple_power(r1, r2, T - 1), softmax(scores, where(lambda i, j: j <= i))

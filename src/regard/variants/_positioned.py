@@ -111,6 +111,8 @@ def kerple_power(
 ) -> Mechanism:
     """Power decay, causal: ``r1`` > 0 and 0 < ``r2`` <= 2, (H,), learned; exact for distances up to ``reach``."""
     away = _away("kerple_power", r1, r2, reach)
+    if _checks.can_look(r2) and bool((r2 > 2).any()):
+        _checks.wrong_value("kerple_power(r2=)", "numbers up to 2", _checks.words("larger ones"))
     # The power at distance 0 is 0 whatever r2; there its derivative, 0^r2 log 0, would be NaN.
     decay = torch.where(away > 0, away.clamp(min=1) ** r2[:, None], 0.0)
     return Mechanism(
