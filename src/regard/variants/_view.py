@@ -60,7 +60,10 @@ def show(name: str | None, *, markdown: bool) -> None:
             print(line)
 
 
-_FOOT = "The first kernel named runs; the definition (reference) can run all of them."
+_FOOT = (
+    "Kernels that take a small call without gradients, the one that runs it first; regard.plan answers for a call of "
+    "yours. The definition (reference) can run all of them."
+)
 
 
 def _kernels(entry: catalogue.Entry) -> str:
