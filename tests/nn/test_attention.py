@@ -131,6 +131,23 @@ def test_more_batch_dimensions_and_unbatched():
     assert module(x[0, 0]).shape == (5, 12)
 
 
+def test_a_mask_tensor_is_scanned_once_and_may_change(monkeypatch):
+    from regard import _runs
+
+    scans, scan = [], _runs.scan
+    monkeypatch.setattr(_runs, "scan", lambda mask: scans.append(1) or scan(mask))
+    mask = torch.ones(80, 80, dtype=torch.bool).tril()
+    module = rnn.SelfAttention(12, 3, mask=mask)
+    causal = rnn.SelfAttention(12, 3, mask=Causal())
+    causal.load_state_dict(module.state_dict())
+    x = torch.randn(2, 80, 12)
+    for _ in range(3):
+        torch.testing.assert_close(module(x), causal(x))
+    assert len(scans) == 1
+    module.mask.copy_(torch.ones(80, 80).bool())
+    assert not torch.allclose(module(x), causal(x)) and len(scans) == 2
+
+
 def test_dropout_is_for_training():
     module = rnn.SelfAttention(12, 3, dropout_p=0.5)
     x = torch.randn(2, 5, 12)
@@ -278,11 +295,34 @@ BAD = [
     (lambda: TWO(X, C, C), "value: expected .* vdim = 9"),
     (lambda: CROSS(X, X), "context: expected .* kdim = 10"),
     (lambda: CROSS(X, None), "context: expected a tensor .*project"),
-    (lambda: CROSS(X[0], C), "key: expected as many dimensions"),
+    (lambda: CROSS(X[0], C), "context: expected as many dimensions"),
     (lambda: CROSS(X[0], CROSS.project(C)), "context: expected one context beside one x"),
     (lambda: CROSS(X, C, Causal()), "Causal: expected an alignment, because Tq != Tk"),
-    (lambda: rnn.SelfAttention(12, 3, normalize=Sparsemax)(X), "normalize: expected a normaliser"),
-    (lambda: rnn.SelfAttention(12, 3, score=Dot)(X), "score: expected a score"),
+    (lambda: rnn.SelfAttention(12, 3, normalize=Sparsemax), "normalize: .* Say Sparsemax"),
+    (lambda: rnn.SelfAttention(12, 3, normalize="softmax"), "normalize: expected .* got 'softmax'"),
+    (lambda: rnn.SelfAttention(12, 3, score=rnn.AdditiveScore), "score: .* Say AdditiveScore"),
+    (
+        lambda: rnn.SelfAttention(12, 3, score=rnn.Sink(3)),
+        "score: expected a score, got Sink, the owner of Softmax",
+    ),
+    (lambda: rnn.SelfAttention(12, 3, score=Sparsemax()), "score: expected a score, got Sparsemax"),
+    (
+        lambda: rnn.SelfAttention(12, 3, normalize=rnn.AdditiveScore(4)),
+        "normalize: expected a normaliser, got Addi",
+    ),
+    (
+        lambda: rnn.SelfAttention(12, 3, mask=rnn.RelativeBias(3, 2)),
+        "mask: expected a mask, got RelativeBias, the owner",
+    ),
+    (
+        lambda: rnn.SelfAttention(12, 3, bias=rnn.Sink(3)),
+        "bias: expected a bias, got Sink, the owner of Softmax",
+    ),
+    (lambda: rnn.SelfAttention(12, 3, normalize=rnn.Sink(4))(X), r"Softmax\(sink=\): expected .*\(3,\)"),
+    (lambda: rnn.StepAttention(12, score=rnn.Sink(3)), "score: expected a score"),
+    (lambda: ATTENTION(X.to_sparse()), "query: expected a dense"),
+    (lambda: ATTENTION(X.to("meta")), "query: expected a tensor on cpu, as the module, got one on meta"),
+    (lambda: rnn.SelfAttention(12, 3, score=Dot), "score: .* Say Dot"),
     (
         lambda: rnn.SelfAttention(12, 3, score=rnn.AdditiveScore(5))(X),
         r"Additive\(v=\): expected shape \(4,\)",

@@ -184,6 +184,10 @@ def test_tensors_as_mask_and_bias_move_with_the_module():
     module = rnn.SelfAttention(32, H, mask=mask, bias=bias)
     assert module.double().bias.dtype == torch.float64 and module.mask.dtype == torch.bool
     assert "mask" not in module.state_dict() and "bias" not in module.state_dict()
+    with pytest.raises(
+        ValueError, match="bias: expected a tensor without a gradient, or a torch.nn.Parameter"
+    ):
+        rnn.SelfAttention(32, H, bias=bias.clone().requires_grad_())
     learned = rnn.SelfAttention(32, H, bias=nn.Parameter(bias))
     assert "bias" in dict(learned.named_parameters())
     learned(torch.randn(1, 6, 32)).sum().backward()

@@ -170,17 +170,17 @@ class CrossAttention(Heads):
             if x.ndim == 2 and key.shape[:-3] != (1,):
                 wrong_value("context", "one context beside one x (T, embed_dim)", key)
         elif isinstance(context, Tensor):
-            _same_batch(x, context)
+            _same_batch(x, context, "context")
             key, value = self.project(context, positions=context_positions)
         else:
             wrong_type("context", "a tensor (B, Tk, context_dim) or what project() gives", context)
         return self._unbatched(x, self._attend(q, key, value, mask))
 
 
-def _same_batch(query: Tensor, key: Tensor) -> None:
+def _same_batch(query: Tensor, key: Tensor, name: str = "key") -> None:
     if query.ndim != key.ndim:
         shapes = words(f"{tuple(query.shape)} and {tuple(key.shape)}")
-        wrong_value("key", "as many dimensions as the query has", shapes)
+        wrong_value(name, "as many dimensions as the query has", shapes)
 
 
 def _only_options(owner: str, options: Any) -> Any:

@@ -199,8 +199,8 @@ class RingCache(Cache):
         if state.key is not None and state.stop + n <= state.key.shape[-2]:
             return state
         low = self._from(state.stop)
-        held = state.stop - low
-        return _moved(state, key, value, low, max(held + n, 2 * self.left, _FIRST_ROOM))
+        filled = state.stop - low + n
+        return _moved(state, key, value, low, max(filled, min(2 * filled, 2 * self.left), _FIRST_ROOM))
 
 
 @contextmanager

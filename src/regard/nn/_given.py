@@ -33,6 +33,13 @@ def rows(name: str, x: Any, width: int, linear: nn.Linear | None, width_name: st
         wrong_type(name, f"a tensor (B, T, {width}) or (T, {width})", x)
     if x.ndim < 2 or x.shape[-1] != width:
         wrong_value(name, f"(B, T, {width_name}) or (T, {width_name}) with {width_name} = {width}", x)
+    if x.layout != torch.strided or x.is_nested:
+        wrong_type(name, "a dense (strided) tensor", words("a sparse or nested one"))
+    if linear is not None and x.device != linear.weight.device:
+        got = words(f"one on {x.device}")
+        wrong_value(
+            name, f"a tensor on {linear.weight.device}, as the module", got, "Say module.to(x.device)."
+        )
     if linear is not None and x.dtype != linear.weight.dtype and not _autocast(x.device.type):
         own = str(linear.weight.dtype).removeprefix("torch.")
         wrong_type(name, f"the module's dtype, {own}", x, "Say module.to(x.dtype) or x.to(...).")

@@ -11,11 +11,11 @@ from regard import _checks
 from regard._attention import attention
 from regard._checks import words, wrong_type, wrong_value
 from regard.biases import Bias, as_bias
-from regard.masks import Mask, as_mask
+from regard.masks import Dense, Mask, as_mask
 from regard.nn import _given
 from regard.nn._absolute import Seen, seen_bias, seen_mask, seen_score, within
 from regard.nn._cache import Cache, RingCache, unchanged_on_error
-from regard.nn._owners import Owner, current, owned
+from regard.nn._owners import Owner, current, mechanism
 from regard.nn._positions import RotaryPositions
 from regard.normalizers import Softmax
 from regard.scores import Dot
@@ -80,8 +80,9 @@ class Heads(nn.Module):
         self.k_proj = linear(self.kdim, self.num_kv_heads * self.head_dim)
         self.v_proj = linear(self.vdim, self.num_kv_heads * self.v_head_dim)
         self.out_proj = linear(joined, self.out_dim) if out_proj else None
-        self.score = owned("score", Dot() if score is None else score)
-        self.normalize = owned("normalize", Softmax() if normalize is None else normalize)
+        self.score = mechanism("score", Dot() if score is None else score)
+        self.normalize = mechanism("normalize", Softmax() if normalize is None else normalize)
+        self._dense: Dense | None = None
         self._hold("mask", mask, as_mask)
         self._hold("bias", bias, as_bias)
         self.rotary = _rotary(rotary, self.head_dim)
@@ -91,11 +92,13 @@ class Heads(nn.Module):
         """Keep a mask or bias; a plain tensor as a buffer, so that it moves with the module, a Parameter as one."""
         if isinstance(given, Tensor) and not isinstance(given, nn.Parameter):
             check(given)
+            if given.requires_grad:
+                wrong_value(name, "a tensor without a gradient, or a torch.nn.Parameter", given)
             self.register_buffer(name, given, persistent=False)
             return
-        if given is not None and not isinstance(given, Owner):
-            check(given)
-        setattr(self, name, owned(name, given))
+        if given is not None:
+            check(current(mechanism(name, given)))
+        setattr(self, name, given)
 
     def reset_parameters(self) -> None:
         """Projections: weights uniform (Glorot and Bengio, 2010), biases 0. What ``Owner`` modules own stays."""
@@ -148,6 +151,10 @@ class Heads(nn.Module):
 
     def _masks(self, mask: Mask | Tensor | None) -> Mask | None:
         own = current(self.mask)
+        if isinstance(own, Tensor) and not torch.compiler.is_compiling():
+            if self._dense is None or self._dense.mask is not own:
+                self._dense = Dense(own)  # which keeps what a scan of the tensor finds
+            own = self._dense
         both = [as_mask(one) for one in (own, mask) if one is not None]
         return both[0] & both[1] if len(both) == 2 else both[0] if both else None
 

@@ -15,9 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard import _checks
-from regard._checks import words, wrong_value
-from regard.biases import Relative
+from regard import _checks, normalizers, scores
+from regard._checks import words, wrong_type, wrong_value
+from regard.biases import Bias, Relative
+from regard.masks import Mask
 from regard.nn import _given
 from regard.normalizers import Softmax
 from regard.scores import Additive, Bilinear
@@ -43,6 +44,28 @@ class Owner(nn.Module):
 def current(given: Any) -> Any:
     """What an attention module was given, as the core takes it."""
     return given() if isinstance(given, Owner) else given
+
+
+_KINDS: dict[str, tuple[str, tuple[type, ...]]] = {
+    "score": ("a score", (*scores.BUILT_IN, scores.Modified)),
+    "normalize": ("a normaliser", normalizers.BUILT_IN),
+    "mask": ("a mask", (Mask,)),
+    "bias": ("a bias", (Bias,)),
+}
+
+
+def mechanism(name: str, given: Any) -> Any:
+    """A part of a mechanism for a module to hold: an object of the core, a callable, or an Owner of one."""
+    said, _ = _KINDS[name]
+    if name in ("score", "normalize") and not isinstance(given, scores.Modified):
+        if isinstance(given, type) or not callable(given):
+            way_out = f"Say {given.__name__}(...), an instance." if isinstance(given, type) else ""
+            wrong_type(name, f"{said}, a callable or an nn.Owner", given, way_out)
+    one = current(given)
+    if any(isinstance(one, kinds) for other, (_, kinds) in _KINDS.items() if other != name):
+        owner = "" if one is given else f"{type(given).__name__}, the owner of "
+        wrong_type(name, said, words(f"{owner}{type(one).__name__}"))
+    return owned(name, given)
 
 
 def owned(name: str, given: Any) -> Any:

@@ -14,7 +14,7 @@ from regard._attention import attention, attention_weights
 from regard._checks import words, wrong_type, wrong_value
 from regard.masks import Mask
 from regard.nn import _given
-from regard.nn._owners import AdditiveScore, current, owned
+from regard.nn._owners import AdditiveScore, current, mechanism
 from regard.normalizers import Softmax
 
 
@@ -73,8 +73,8 @@ class StepAttention(nn.Module):
             self.k_proj = nn.Linear(self.key_dim, wide, **options)
             if score is None:
                 score = AdditiveScore(wide, device=device, dtype=dtype)
-        self.score = owned("score", score)
-        self.normalize = owned("normalize", Softmax() if normalize is None else normalize)
+        self.score = mechanism("score", score)
+        self.normalize = mechanism("normalize", Softmax() if normalize is None else normalize)
 
     def project(self, states: Tensor, mask: Mask | Tensor | None = None) -> Memory:
         """The memory of encoder states h (B, Tk, Dk). mask: ``masks.Padding(lengths)``, or bool, True = may attend."""
