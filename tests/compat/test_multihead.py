@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import pickle
 import random
+import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from regard import compat
+from regard.compat import _multihead
 
 CONFIGURATIONS = 560
 PORTIONS = 8
@@ -137,3 +140,319 @@ def test_equals_torch_over_every_argument(portion: int) -> None:
         assert_equal(
             run(ours, given, inputs, seed), run(theirs, given, inputs, seed), limit, (seed, made, given)
         )
+
+
+def twins(**made: Any) -> tuple[nn.MultiheadAttention, compat.MultiheadAttention]:
+    theirs = nn.MultiheadAttention(**made)
+    return theirs, compat.MultiheadAttention.of(theirs)
+
+
+# ---------------------------------------------------------------------------- doors
+
+
+def test_first_values_and_names_are_torchs() -> None:
+    for made in ({}, {"add_bias_kv": True}, {"kdim": 5, "vdim": 3}, {"bias": False}):
+        torch.manual_seed(7)
+        theirs = nn.MultiheadAttention(8, 2, **made)
+        torch.manual_seed(7)
+        ours = compat.MultiheadAttention(8, 2, **made)
+        assert isinstance(ours, nn.MultiheadAttention)
+        assert ours.state_dict().keys() == theirs.state_dict().keys()
+        for name, tensor in theirs.state_dict().items():
+            assert torch.equal(ours.state_dict()[name], tensor), name
+
+
+@pytest.mark.parametrize("made", [{}, {"kdim": 5, "vdim": 3}, {"add_bias_kv": True, "bias": False}])
+def test_state_dicts_load_both_ways(made: dict[str, Any]) -> None:
+    theirs, ours = nn.MultiheadAttention(8, 2, **made), compat.MultiheadAttention(8, 2, **made)
+    other = nn.MultiheadAttention(8, 2, **made)
+    ours.load_state_dict(theirs.state_dict())
+    other.load_state_dict(ours.state_dict())
+    x, y, z = (
+        torch.randn(4, 3, 8),
+        torch.randn(5, 3, made.get("kdim", 8)),
+        torch.randn(5, 3, made.get("vdim", 8)),
+    )
+    for got in (ours(x, y, z), other(x, y, z)):
+        for one, two in zip(got, theirs(x, y, z), strict=True):
+            torch.testing.assert_close(one, two, atol=1e-6, rtol=0)
+
+
+def test_a_state_dict_of_another_shape_is_refused_by_name() -> None:
+    with pytest.raises(
+        RuntimeError, match=r"in_proj_weight: copying a param with shape .*24, 8.* is .*36, 12"
+    ):
+        compat.MultiheadAttention(12, 2).load_state_dict(nn.MultiheadAttention(8, 2).state_dict())
+
+
+def test_of_shares_parameters_and_settings() -> None:
+    theirs = nn.MultiheadAttention(
+        8, 4, 0.3, add_bias_kv=True, add_zero_attn=True, batch_first=True, dtype=torch.float64
+    )
+    ours = compat.MultiheadAttention.of(theirs.eval())
+    assert dict(ours.named_parameters()).keys() == dict(theirs.named_parameters()).keys()
+    assert all(one is two for one, two in zip(ours.parameters(), theirs.parameters(), strict=True))
+    assert (ours.training, ours.dropout, ours.add_zero_attn, ours.batch_first) == (False, 0.3, True, True)
+    x = torch.randn(2, 3, 8, dtype=torch.float64)
+    torch.testing.assert_close(ours(x, x, x)[0], theirs(x, x, x)[0], atol=1e-12, rtol=0)
+
+
+def test_copies_and_pickles_run() -> None:
+    ours = compat.MultiheadAttention(8, 2, batch_first=True).eval()
+    x = torch.randn(2, 3, 8)
+    for made in (copy.deepcopy(ours), pickle.loads(pickle.dumps(ours))):
+        assert torch.equal(made(x, x, x)[0], ours(x, x, x)[0])
+        assert made._qkv_same_embed_dim is False
+
+
+# ---------------------------------------------------------------------------- weights, dropout, empty rows
+
+
+@pytest.mark.parametrize("more", [{}, {"add_bias_kv": True}, {"add_zero_attn": True}])
+def test_asking_for_weights_does_not_change_the_output(more: dict[str, bool]) -> None:
+    module = compat.MultiheadAttention(8, 2, 0.5, batch_first=True, **more)
+    x, closed = torch.randn(2, 5, 8), torch.rand(5, 5) < 0.5
+    for training in (True, False):
+        module.train(training)
+        torch.manual_seed(3)
+        asked = module(x, x, x, attn_mask=closed)[0]
+        torch.manual_seed(3)
+        assert torch.equal(module(x, x, x, attn_mask=closed, need_weights=False)[0], asked)
+
+
+def test_weights_are_those_before_dropout() -> None:
+    theirs, ours = twins(embed_dim=8, num_heads=2, dropout=0.9)
+    x = torch.randn(6, 2, 8)
+    expected = theirs.eval()(x, x, x, average_attn_weights=False)[1]
+    got = ours.train()(x, x, x, average_attn_weights=False)[1]
+    torch.testing.assert_close(got, expected, atol=1e-6, rtol=0)
+
+
+def test_dropout_drops_weights_as_often_as_it_says() -> None:
+    module = compat.MultiheadAttention(16, 1, 0.25, bias=False)
+    nn.init.eye_(module.out_proj.weight)
+    module.in_proj_weight.data.copy_(torch.cat([torch.zeros(32, 16), torch.eye(16)]))
+    query, value = torch.randn(400, 1, 16), torch.eye(16)[:, None]
+    with torch.no_grad():
+        output = module(query, value, value)[0]
+        dropped = float((output == 0).float().mean())
+        kept = output[output != 0]
+        assert abs(dropped - 0.25) < 0.02
+        torch.testing.assert_close(kept, torch.full_like(kept, 1 / 16 / 0.75))
+        module.dropout = 1.0
+        assert not module(query, value, value)[0].any()
+        assert module.eval()(query, value, value)[0].all()
+
+
+@pytest.mark.parametrize("form", [torch.bool, torch.float64])
+@pytest.mark.parametrize("through", ["key_padding_mask", "attn_mask"])
+def test_an_empty_row_is_zero_where_torch_is_nan(form: torch.dtype, through: str) -> None:
+    theirs, ours = twins(embed_dim=8, num_heads=2, batch_first=True, dtype=torch.float64)
+    for module in (theirs, ours):
+        nn.init.normal_(module.out_proj.bias)
+    closed = torch.zeros((2, 4) if through == "key_padding_mask" else (4, 4), dtype=torch.bool)
+    closed[1] = True
+    mask = (
+        closed
+        if form == torch.bool
+        else torch.zeros(closed.shape, dtype=form).masked_fill(closed, -torch.inf)
+    )
+    x = torch.randn(2, 4, 8, dtype=torch.float64, requires_grad=True)
+    output, weights = ours(x, x, x, **{through: mask})
+    assert theirs(x, x, x, **{through: mask})[0].isnan().any()
+    empty = (slice(1, 2), slice(None)) if through == "key_padding_mask" else (slice(None), slice(1, 2))
+    assert (output[empty] == ours.out_proj.bias).all() and not weights[empty].any()
+    given = {through: mask, "need_weights": False}
+    expected = theirs(x, x, x, **given)[0]
+    torch.testing.assert_close(output, expected, atol=1e-12, rtol=0)
+    for one, two in zip(
+        torch.autograd.grad(output.sin().sum(), (x, ours.in_proj_weight)),
+        torch.autograd.grad(expected.sin().sum(), (x, theirs.in_proj_weight)),
+        strict=True,
+    ):
+        torch.testing.assert_close(one, two, atol=1e-12, rtol=0)
+
+
+def test_the_causal_hint_is_torchs() -> None:
+    theirs, ours = twins(embed_dim=8, num_heads=2)
+    x = torch.randn(5, 2, 8)
+    wrong = torch.zeros(5, 5, dtype=torch.bool)  # the hint wins where torch lets it win
+    causal = torch.ones(5, 5, dtype=torch.bool).triu(1)
+    hinted = ours(x, x, x, attn_mask=wrong, is_causal=True, need_weights=False)[0]
+    torch.testing.assert_close(hinted, theirs(x, x, x, attn_mask=causal)[0], atol=1e-6, rtol=0)
+    for given in (
+        {"need_weights": True},
+        {"key_padding_mask": torch.zeros(2, 5, dtype=torch.bool), "need_weights": False},
+    ):
+        got = ours(x, x, x, attn_mask=wrong, is_causal=True, **given)[0]
+        torch.testing.assert_close(got, theirs(x, x, x)[0], atol=1e-6, rtol=0)
+
+
+# ---------------------------------------------------------------------------- masks that are long enough to be scanned
+
+
+def long_masks(T: int, B: int, H: int) -> Iterator[tuple[str, Tensor]]:
+    i, j = torch.arange(T)[:, None], torch.arange(T)
+    yield "causal", j > i
+    yield "window", (j > i) | (j < i - 7)
+    yield "outside of a window", ((j <= i) & (j > i - 7)) | ((i == 0) & (j == 0))
+    yield "prefix and window", ((j > i) | (j < i - 7)) & (j >= 5)
+    yield "random", (torch.rand(T, T) < 0.5) & (j != 0)
+    yield "random heads", (torch.rand(B * H, T, T) < 0.5) & (j != 0)
+    yield "causal heads", (j > i + torch.arange(B * H)[:, None, None]).clone()
+
+
+@pytest.mark.parametrize("padding", ["none", "bool", "blocks", "adds"])
+@pytest.mark.parametrize("form", [torch.bool, torch.float64])
+def test_long_masks_of_every_form(form: torch.dtype, padding: str) -> None:
+    B, H, T = 2, 2, 72
+    theirs, ours = twins(embed_dim=4, num_heads=H, batch_first=True, dtype=torch.float64, add_zero_attn=True)
+    x = torch.randn(B, T, 4, dtype=torch.float64, requires_grad=True)
+    keys = torch.rand(B, T) < 0.3
+    keys[:, 0] = False
+    added = (
+        torch.randn(B, T, dtype=torch.float64)
+        if padding == "adds"
+        else torch.zeros(B, T, dtype=torch.float64)
+    )
+    pads = {"none": None, "bool": keys}.get(padding, added.masked_fill(keys, -torch.inf))
+    for name, closed in long_masks(T, B, H):
+        mask = (
+            closed
+            if form == torch.bool
+            else torch.zeros(closed.shape, dtype=form).masked_fill(closed, -torch.inf)
+        )
+        found = []
+        for module in (ours, theirs):
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "Support for mismatched key_padding_mask")
+                output = module(x, x, x, attn_mask=mask, key_padding_mask=pads, need_weights=False)[0]
+            found.append((output, *torch.autograd.grad(output.sin().sum(), (x, module.in_proj_weight))))
+        for got, expected in zip(*found, strict=True):
+            torch.testing.assert_close(
+                got, expected, atol=1e-12, rtol=0, msg=lambda m, name=name: f"{name}: {m}"
+            )
+
+
+def test_masks_are_not_written_to() -> None:
+    ours = compat.MultiheadAttention(8, 2)
+    x, closed = torch.randn(70, 1, 8), torch.ones(70, 70, dtype=torch.bool).triu(1)
+    mask = torch.zeros(70, 70).masked_fill(closed, -torch.inf)
+    pads = torch.zeros(1, 70, dtype=torch.bool)
+    before = [t.clone() for t in (x, closed, mask, pads)]
+    for given in (closed, mask):
+        ours(x, x, x, attn_mask=given, key_padding_mask=pads)
+    assert all(torch.equal(one, two) for one, two in zip((x, closed, mask, pads), before, strict=True))
+
+
+# ---------------------------------------------------------------------------- dtypes, tracing
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_narrow_dtypes(dtype: torch.dtype) -> None:
+    theirs, ours = twins(embed_dim=16, num_heads=2, dtype=dtype, add_bias_kv=True)
+    x = torch.randn(6, 2, 16, dtype=dtype)
+    for one, two in zip(ours(x, x, x), theirs(x, x, x), strict=True):
+        assert one.dtype == two.dtype == dtype
+        torch.testing.assert_close(one, two, atol=2e-2, rtol=2e-2)
+
+
+@pytest.mark.parametrize("need_weights", [True, False])
+def test_autocast_gives_torchs_dtypes(need_weights: bool) -> None:
+    theirs, ours = twins(embed_dim=16, num_heads=2, add_bias_kv=True)
+    x, mask = torch.randn(6, 2, 16), torch.randn(6, 6)
+    with torch.autocast("cpu", torch.bfloat16):
+        got = ours(x, x, x, attn_mask=mask, need_weights=need_weights)
+        expected = theirs(x, x, x, attn_mask=mask, need_weights=need_weights)
+    for one, two in zip(got, expected, strict=True):
+        assert (one is None) == (two is None)
+        if one is not None:
+            assert one.dtype == two.dtype
+            torch.testing.assert_close(one, two, atol=2e-2, rtol=2e-2)
+
+
+def test_traces_whole() -> None:
+    ours = compat.MultiheadAttention(8, 2, batch_first=True)
+    x, closed = torch.randn(2, 5, 8), torch.ones(5, 5, dtype=torch.bool).triu(1)
+    pads = torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
+    traced = torch.compile(ours, fullgraph=True, backend="aot_eager")
+    for given in ({}, {"need_weights": False}):
+        got = traced(x, x, x, attn_mask=closed, key_padding_mask=pads, **given)
+        for one, two in zip(
+            got, ours(x, x, x, attn_mask=closed, key_padding_mask=pads, **given), strict=True
+        ):
+            assert (one is None) == (two is None)
+            if one is not None:
+                torch.testing.assert_close(one, two, atol=1e-6, rtol=0)
+    torch._dynamo.reset()
+
+
+# ---------------------------------------------------------------------------- mistakes
+
+x = torch.zeros(4, 2, 8)
+HOSTILE: list[tuple[type[Exception], str, Any]] = [
+    (ValueError, "embed_dim", lambda: compat.MultiheadAttention(0, 2)),
+    (TypeError, "embed_dim", lambda: compat.MultiheadAttention(8.0, 2)),
+    (ValueError, "num_heads: expected heads that divide", lambda: compat.MultiheadAttention(8, 3)),
+    (ValueError, "num_heads", lambda: compat.MultiheadAttention(8, -2)),
+    (ValueError, "kdim", lambda: compat.MultiheadAttention(8, 2, kdim=0)),
+    (ValueError, "dropout", lambda: compat.MultiheadAttention(8, 2, dropout=1.5)),
+    (TypeError, "dropout", lambda: compat.MultiheadAttention(8, 2, dropout="a lot")),
+    (TypeError, "MultiheadAttention.of", lambda: compat.MultiheadAttention.of(nn.Linear(2, 2))),
+    (ValueError, "key: expected kdim = 5", lambda: compat.MultiheadAttention(8, 2, kdim=5)(x, x, x)),
+    (ValueError, "query: expected embed_dim = 8", lambda: call(query=x[..., :7])),
+    (ValueError, "query", lambda: call(query=x[None])),
+    (ValueError, "key", lambda: call(key=x[0])),
+    (TypeError, "value: expected a tensor", lambda: call(value=None)),
+    (ValueError, "value: expected as many tokens", lambda: call(value=x[:3])),
+    (
+        ValueError,
+        "key: expected as many samples.*batch_first is False",
+        lambda: call(key=x[:, :1], value=x[:, :1]),
+    ),
+    (TypeError, "attn_mask.*mask.bool", lambda: call(attn_mask=torch.zeros(4, 4, dtype=torch.int64))),
+    (TypeError, "attn_mask", lambda: call(attn_mask="causal")),
+    (
+        ValueError,
+        r"attn_mask: expected shape \(4, 4\) or \(4, 4, 4\)",
+        lambda: call(attn_mask=torch.zeros(4, 5)),
+    ),
+    (ValueError, "attn_mask", lambda: call(attn_mask=torch.zeros(2, 4, 4))),
+    (ValueError, "attn_mask", lambda: call(attn_mask=torch.zeros(2, 2, 4, 4))),
+    (
+        ValueError,
+        r"key_padding_mask: expected shape \(2, 4\)",
+        lambda: call(key_padding_mask=torch.zeros(4, 2)),
+    ),
+    (TypeError, "key_padding_mask", lambda: call(key_padding_mask=torch.zeros(2, 4, dtype=torch.uint8))),
+    (ValueError, "is_causal.*mask=Causal", lambda: call(is_causal=True)),
+    (
+        ValueError,
+        "key_padding_mask",
+        lambda: call(x[:, 0], x[:, 0], x[:, 0], key_padding_mask=torch.zeros(1, 4)),
+    ),
+    (TypeError, "query: expected float32", lambda: call(query=x.long())),
+    (TypeError, "value: expected float32", lambda: call(value=x.double())),
+]
+
+
+def call(query: Any = x, key: Any = x, value: Any = x, **given: Any) -> Any:
+    return compat.MultiheadAttention(8, 2)(query, key, value, **given)
+
+
+@pytest.mark.parametrize("number", range(len(HOSTILE)))
+def test_mistakes_are_named(number: int) -> None:
+    kind, message, mistake = HOSTILE[number]
+    with pytest.raises(kind, match=message):
+        mistake()
+
+
+def test_nothing_of_torchs_attention_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise AssertionError("torch's own attention was called")
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", refuse)
+    monkeypatch.setattr(torch.nn.functional, "multi_head_attention_forward", refuse)
+    monkeypatch.setattr(torch, "_native_multi_head_attention", refuse)
+    assert call()[1] is not None
+    assert _multihead.MultiheadAttention is compat.MultiheadAttention

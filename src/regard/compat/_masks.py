@@ -13,9 +13,9 @@ from torch import Tensor
 from regard import _runs
 from regard._checks import FLOATS, can_look, wrong_type, wrong_value
 from regard._runs import Run
-from regard.masks import Dense, Mask, Padding, Rows
+from regard.masks import Dense, Mask, Not, Padding, Rows
 
-_PAIRS_AT_ONCE = 1 << 22
+_PAIRS_AT_ONCE = 1 << 20
 _WORTH_A_SCAN = 4096
 
 
@@ -87,7 +87,7 @@ def _pairs(mask: Tensor) -> tuple[Mask | None, Tensor | None, bool]:
         return runs, None, True
     if mask.dtype != torch.bool:
         return None, mask, True
-    return ~Dense(mask), None, mask.numel() < _WORTH_A_SCAN
+    return Not(Dense(mask)), None, mask.numel() < _WORTH_A_SCAN
 
 
 def _found(mask: Tensor) -> Mask | None:

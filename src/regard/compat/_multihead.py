@@ -248,6 +248,7 @@ def _sizes(module: MultiheadAttention, query: Any, key: Any, value: Any) -> Size
         if tensor.shape[-1] != width:
             own = {"query": "embed_dim", "key": "kdim", "value": "vdim"}[name]
             wrong_value(name, f"{own} = {width} features in the last dimension", tensor)
+        _fits(module.out_proj.weight, name, tensor)
     if key.shape[:-1] != value.shape[:-1]:
         wrong_value("value", f"as many tokens as the key has, {tuple(key.shape[:-1])}", value)
     if query.ndim == 2:
@@ -257,3 +258,16 @@ def _sizes(module: MultiheadAttention, query: Any, key: Any, value: Any) -> Size
         way_out = f"batch_first is {module.batch_first}: tensors are {order}."
         wrong_value("key", f"as many samples as the query has, {query.shape[B]}", key, way_out)
     return Sizes(query.shape[B], module.num_heads, query.shape[T], key.shape[T], True)
+
+
+def _fits(parameter: Tensor, name: str, tensor: Tensor) -> None:
+    """Device and dtype are the module's; autocast casts."""
+    if tensor.device != parameter.device:
+        wrong_value(
+            name, f"a tensor on {parameter.device}, where the module is", words(f"one on {tensor.device}")
+        )
+    if tensor.dtype != parameter.dtype and not torch.is_autocast_enabled(tensor.device.type):
+        dtype = str(parameter.dtype).removeprefix("torch.")
+        wrong_type(
+            name, f"{dtype}, as the module's parameters", tensor, "Cast it, or the module with .to(dtype)."
+        )

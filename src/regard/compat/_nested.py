@@ -82,7 +82,7 @@ def _packed(name: str, tensor: Tensor) -> tuple[Tensor, Tensor]:
     lines = tensor.transpose(1, 2)
     if lines.lengths() is not None:  # type: ignore[attr-defined]
         lines = lines.contiguous()
-    return lines.values(), lines.offsets()
+    return lines.values(), lines.offsets()  # type: ignore[attr-defined]
 
 
 def padded(name: str, tensor: Any) -> tuple[Tensor, Tensor]:
