@@ -293,6 +293,17 @@ def test_autocast_decoding():
         torch.testing.assert_close(found, module(X.float()), rtol=0.05, atol=0.3)
 
 
+def test_compiled_decoding_compiles_a_bounded_number_of_times():
+    from torch._dynamo.testing import CompileCounter
+
+    module = module_of("relative", "rotary", Causal())
+    counter = CompileCounter()
+    compiled = torch.compile(module, backend=counter)
+    found = decode(compiled, rnn.PreallocatedCache(T), [1] * T)
+    torch.testing.assert_close(found, module(X), rtol=1e-9, atol=1e-9)
+    assert 1 <= counter.frame_count <= 3
+
+
 # ---------------------------------------------------------------------------- errors
 
 
