@@ -52,7 +52,8 @@ def prepare(
     """Check everything a caller gave and bring it to one form. All errors of users end here."""
     query, key, value = _cast(query, key, value)
     frame = _frame(query, key, value)
-    query, key, value = _four(query, frame), _four(key, frame), _four(value, frame)
+    if frame.rank != 4 or not query.shape[0] == key.shape[0] == value.shape[0]:
+        query, key, value = _four(query, frame), _four(key, frame), _four(value, frame)
     _score(score, frame, query.shape[-1], key.shape[-1])
     _normalizer(normalize, frame)
     bound_mask = None if mask is None else masks.as_mask(mask).bind(frame)

@@ -259,10 +259,11 @@ def bool_mask(mask: Any) -> Tensor:
 
 
 def attention_mask(mask: Any) -> Tensor:
-    dense("Padding.of", mask, "a bool or 0/1 tensor (*batch, Tk)", (torch.bool, *INTEGERS, *FLOATS))
+    mask = dense("Padding.of", mask, "a bool or 0/1 tensor (*batch, Tk)", (torch.bool, *INTEGERS, *FLOATS))
     if mask.dtype != torch.bool and can_look(mask) and not bool(((mask == 0) | (mask == 1)).all()):
         wrong_value("Padding.of", "bool or 0 and 1", words("other values"), "Additive masks go into bias=.")
-    return mask if mask.dtype == torch.bool else mask != 0
+    keep: Tensor = mask if mask.dtype == torch.bool else mask != 0
+    return keep
 
 
 def ids(name: str, value: Any) -> None:

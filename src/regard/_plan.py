@@ -81,7 +81,7 @@ def _refuses_inline(call: Call) -> str | None:
 
 
 KERNELS: tuple[Kernel, ...] = (
-    Kernel("direct", "three torch operations, dot and softmax on few pairs", _run_direct, direct.refuses),
+    Kernel("direct", "torch's own attention, dot and softmax on few pairs", _run_direct, direct.refuses),
     Kernel(
         "tiled", "pure torch, strip by strip, built-ins, one registered operator", _run_tiled, _refuses_tiled
     ),

@@ -1,6 +1,7 @@
-"""Dot and softmax on few pairs, with nothing asked beside the output: three torch operations on whole matrices.
+"""Dot and softmax on few pairs, with nothing asked beside the output: torch's own attention, one operation.
 
-A call of a few microseconds should not pay for strips, masks and gradients that it does not have.
+A call of a few microseconds should not pay for strips, masks and gradients that it does not have. Without a mask no pair
+is blocked, so torch keeps every contract wherever all numbers are finite; where one is not, the careful kernels look.
 """
 
 from __future__ import annotations
@@ -20,20 +21,20 @@ MOST_PAIRS = 1 << 14
 def refuses(call: Call) -> str | None:
     """Why a call is not for this kernel, or None."""
     score, normalize, frame = call.score, call.normalize, call.frame
-    if frame.device.type == "meta":
-        return "there are no values to look at"
+    if frame.device.type != "cpu":
+        return "on the CPU only: looking at results would wait for other devices"
     if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
         return "traced and transformed calls go through the registered operator"
-    if frame.B * frame.H * frame.Tq * frame.Tk > MOST_PAIRS:
-        return f"more than {MOST_PAIRS} pairs"
+    if not 0 < frame.B * frame.H * frame.Tq * frame.Tk <= MOST_PAIRS:
+        return f"1 to {MOST_PAIRS} pairs only"
     if call.mask is not None or call.bias is not None or call.seed is not None:
         return "mask, bias and dropout are not its business"
     if type(score) is not Dot or score.softcap is not None or isinstance(score.scale, Tensor):
         return "dot scores with a plain scale only"
     if type(normalize) is not Softmax or normalize.sink is not None:
         return "softmax without a sink only"
-    if call.query.dtype not in (torch.float32, torch.float64) or frame.H != frame.Hkv or frame.Tk == 0:
-        return "float32 and float64, as many key heads as query heads, some keys"
+    if frame.H != frame.Hkv or not call.query.shape[3] or not call.value.shape[3]:
+        return "as many key heads as query heads, and widths of 1 or more, only"
     if torch.is_grad_enabled() and (
         call.query.requires_grad or call.key.requires_grad or call.value.requires_grad
     ):
@@ -42,12 +43,9 @@ def refuses(call: Call) -> str | None:
 
 
 def attend(call: Call) -> Tensor | None:
-    """Output (B, H, Tq, Dv), or None where a score is not finite and the careful kernels must look."""
-    query, key, value = call.query.flatten(0, 1), call.key.flatten(0, 1), call.value.flatten(0, 1)
+    """Output (B, H, Tq, Dv), or None where something is not finite."""
+    query, key = call.query, call.key
     scale = call.score.factor(query.shape[-1])
-    room = query.new_empty(query.shape[0], query.shape[1], key.shape[1])
-    scores = torch.baddbmm(room, query, key.mT, beta=0, alpha=scale, out=room)
-    if not math.isfinite(scores.sum().item()):
-        return None
-    output = torch.bmm(torch.softmax(scores, -1), value)
-    return output.view(call.frame.B, call.frame.H, *output.shape[1:])
+    output = torch.nn.functional.scaled_dot_product_attention(query, key, call.value, scale=scale)
+    finite = math.isfinite(query.sum().item() + key.sum().item() + output.sum().item())
+    return output if finite else None
