@@ -84,11 +84,11 @@ def _attend(
             wrong_value("varlen_attention", expected, words("others"), "Call it without torch.compile.")
         return _call(query, key, value, together, dropout_p)
     most = PAIRS_TOGETHER // max(1, query.shape[1]) if _go_together(how) else -1
-    groups = list(_groups(packed, how, most))
+    groups = list(_groups(packed, how, most)) or [(packed, how._replace(mask=None, bias=None))]
     rows, keys = [group.spans[0] for group, _ in groups], [group.spans[1] for group, _ in groups]
     parts = zip(query.split(rows), key.split(keys), value.split(keys), groups, strict=True)
     outputs = [_call(q, k, v, own, dropout_p) for q, k, v, (_, own) in parts]
-    return torch.cat(outputs) if outputs else query.new_zeros(0, query.shape[1], value.shape[2])
+    return torch.cat(outputs)
 
 
 def _groups(packed: Packed, how: _Described, most: int) -> Iterator[tuple[Packed, _Described]]:
