@@ -17,6 +17,9 @@ from .case import Case, ImportCase, SideName, make_inputs, prepare, run_side
 
 ROOT = Path(__file__).resolve().parent.parent
 SAMPLE_SECONDS = 0.004
+# A case stops after this much time, but not before three rounds: slow cases need fewer to be told apart.
+BUDGET_SECONDS = 20.0
+FEWEST_ROUNDS = 3
 
 
 @dataclass(frozen=True)
@@ -69,14 +72,16 @@ def time_case(case: Case, threads: int, rounds: int) -> Timing:
         calls = {side: (lambda side=side: run_side(case, side, inputs)) for side in sides}
         repeats = {side: _repeats(calls[side], clock) for side in sides}
         samples: dict[str, list[float]] = {side: [] for side in sides}
-        rounds = min(rounds, case.max_rounds)
-        for turn in range(rounds):
+        start = time.monotonic()
+        for turn in range(min(rounds, case.max_rounds)):
+            if turn >= FEWEST_ROUNDS and time.monotonic() - start > BUDGET_SECONDS:
+                break
             for side in sides if turn % 2 == 0 else reversed(sides):
                 samples[side].append(_sample(calls[side], clock, repeats[side]))
     finally:
         torch.set_num_threads(before)
     ours, other = (statistics.median(samples[side]) for side in sides)
-    return Timing(threads, name, ours, other, rounds)
+    return Timing(threads, name, ours, other, len(samples["ours"]))
 
 
 def _repeats(call: Callable[[], object], clock: Callable[[], float]) -> int:
