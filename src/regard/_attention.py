@@ -93,9 +93,7 @@ def attention_weights(
     the definition and takes memory for every pair: for long inputs see ``observe``. Raises as ``attention`` does.
     """
     call = prepare(query, key, key, mask, score, normalize, bias)
-    if not _checks.autocasts(query.device):
-        return call.shaped(reference.weigh(call))
-    with torch.autocast(query.device.type, enabled=False):
+    with _plan.without_autocast(query.device):
         return call.shaped(reference.weigh(call))
 
 

@@ -29,7 +29,7 @@ def said(value: Any) -> str:
         return f"a {str(value.dtype).removeprefix('torch.')} tensor of shape {tuple(value.shape)}"
     if value is None or isinstance(value, (bool, int, float, str)):
         return repr(value)
-    return f"{type(value).__name__} {str(value)[:60]}"
+    return f"{type(value).__name__} {' '.join(str(value).split())[:60]}"
 
 
 def wrong_value(argument: str, expected: str, got: Any, way_out: str = "") -> NoReturn:

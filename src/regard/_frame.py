@@ -57,3 +57,8 @@ def coordinates(frame: Frame, offset: Offset, rows: tuple[int, int], keys: tuple
     h = torch.arange(frame.H, device=device)[:, None, None]
     p = positions(frame, offset, *rows)[..., None]
     return At(b, h, i, j, p)
+
+
+def wide(x: Tensor) -> Tensor:
+    """float32 for the half precisions, in which nothing is accumulated."""
+    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +11,7 @@ from torch import Tensor
 
 from regard import _checks, _plan
 from regard._call import Call, prepare
-from regard._frame import coordinates
+from regard._frame import coordinates, wide
 from regard.biases import Bias
 from regard.kernels import inline, reference
 from regard.masks import Mask
@@ -73,17 +72,11 @@ def observe(
     _checks.count("pool", pool)
     call = prepare(query, key, value, mask, score, normalize, bias, dropout_p)
     output, _ = _plan.choose(call).run(call, False)
-    with torch.no_grad(), _quiet(query.device):
+    with torch.no_grad(), _plan.without_autocast(query.device):
         seen = _Seen(call, wanted, topk, pool)
         for span, keys in _strips(call):
             seen.add(span, keys)
     return Observation(call.shaped(output), **seen.results())
-
-
-def _quiet(device: torch.device) -> contextlib.AbstractContextManager[object]:
-    return (
-        torch.autocast(device.type, enabled=False) if _checks.autocasts(device) else contextlib.nullcontext()
-    )
 
 
 def _strips(call: Call) -> list[tuple[tuple[int, int], tuple[int, int]]]:
@@ -96,7 +89,7 @@ class _Seen:
 
     def __init__(self, call: Call, wanted: set[str], topk: int, pool: int) -> None:
         self.call, self.wanted = call, wanted
-        frame, dtype = call.frame, reference.wide(call.query[..., :0]).dtype
+        frame, dtype = call.frame, wide(call.query[..., :0]).dtype
         zeros = torch.zeros(frame.B, frame.H, frame.Tq, dtype=dtype, device=frame.device)
         self.lse = (
             torch.full_like(zeros, -torch.inf)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from regard import _checks, _runs, masks
 from regard._call import Call
+from regard._frame import Frame, Offset
 from regard.kernels import _ops, direct, inline, reference
 from regard.kernels import problem as problems
 
@@ -29,10 +30,8 @@ class Kernel(NamedTuple):
 
 
 def _run_reference(call: Call, lse: bool) -> Result:
-    if _checks.autocasts(call.query.device):
-        with torch.autocast(call.query.device.type, enabled=False):
-            return reference.attend(call)
-    return reference.attend(call)
+    with without_autocast(call.query.device):
+        return reference.attend(call)
 
 
 def _refuses_reference(call: Call) -> str | None:
@@ -41,7 +40,17 @@ def _refuses_reference(call: Call) -> str | None:
     return "a kernel of linear memory takes the call; the definition runs in forward-mode differentiation"
 
 
+def without_autocast(device: torch.device) -> contextlib.AbstractContextManager[object]:
+    """Kernels compute in the dtype they choose: autocast ends where they begin."""
+    return (
+        torch.autocast(device.type, enabled=False) if _checks.autocasts(device) else contextlib.nullcontext()
+    )
+
+
 def _run_tiled(call: Call, lse: bool) -> Result:
+    if _checks.autocasts(call.query.device):
+        with without_autocast(call.query.device):
+            return _run_tiled(call, lse)
     problem = problems.lower(call, False)
     wanted = lse or _needs_gradient(problem)
     output, found, _ = _ops.call(problem._replace(rows_wanted=True) if wanted else problem)
@@ -68,10 +77,8 @@ def _run_direct(call: Call, lse: bool) -> Result:
 
 
 def _run_inline(call: Call, lse: bool) -> Result:
-    if _checks.autocasts(call.query.device):
-        with torch.autocast(call.query.device.type, enabled=False):
-            return inline.attend(call)
-    return inline.attend(call)
+    with without_autocast(call.query.device):
+        return inline.attend(call)
 
 
 def _refuses_inline(call: Call) -> str | None:
@@ -192,24 +199,49 @@ def plan_of(call: Call) -> Plan:
 
 
 def _pairs(call: Call) -> tuple[int, str]:
-    """How many pairs may meet (at most, where the mask is a rule or overlapping runs), and the mask's form."""
+    """How many pairs may meet (all of them where a rule decides, or where there are no values), and the mask's form."""
     frame = call.frame
     everything = frame.B * frame.H * frame.Tq * frame.Tk
-    if call.mask is not None and masks.rules(call.mask):
+    if masks.rules(call.mask):
         return everything, "a rule, tile by tile"
-    visible = _runs.lower(call.mask, frame, call.offset)
-    if visible.runs is None and visible.dense is None:
-        return everything, visible.describe()
     if frame.device.type == "meta":
+        frame = frame._replace(device=torch.device("cpu"))
+    visible = _runs.lower(call.mask, frame, call.offset)
+    if visible.everything or not everything or _unknown(visible, call.offset):
         return everything, visible.describe()
-    if visible.dense is not None:
-        seen = int(visible.dense.expand(frame.B, frame.H, frame.Tq, frame.Tk).sum())
-        return everything - seen if visible.negated else seen, visible.describe()
-    total = sum(_run_pairs(run, call) for run in visible.runs or ())
-    return min(total, everything), visible.describe()
+    edges = [_runs.edges(run, frame, call.offset) for run in visible.runs or ()]
+    if visible.dense is None:
+        return _in_runs(edges, frame), visible.describe()
+    step = max(1, (1 << 22) // frame.Tk)
+    parts = range(0, frame.Tq, step)
+    return sum(_in_rows(visible, edges, frame, slice(row, row + step)) for row in parts), visible.describe()
 
 
-def _run_pairs(run: _runs.Run, call: Call) -> int:
-    low, high = _runs.edges(run, call.frame, call.offset)
-    seen = (high - low).clamp(min=0)
-    return int(seen.expand(call.frame.B, call.frame.H, call.frame.Tq).sum())
+def _unknown(visible: _runs.Visible, offset: Offset) -> bool:
+    """Whether a mask is made of tensors without values."""
+    ends = [end for run in visible.runs or () for end in (run.start, run.stop)]
+    return any(isinstance(item, Tensor) and item.is_meta for item in (visible.dense, offset, *ends))
+
+
+def _in_runs(edges: list[tuple[Tensor, Tensor]], frame: Frame) -> int:
+    """Pairs in one run or in two that may overlap."""
+    total = sum((high - low).clamp(min=0) for low, high in edges)
+    if len(edges) == 2:
+        (low, high), (low2, high2) = edges
+        total = total - (torch.minimum(high, high2) - torch.maximum(low, low2)).clamp(min=0)
+    return int(torch.as_tensor(total).expand(frame.B, frame.H, frame.Tq).sum())
+
+
+def _in_rows(visible: _runs.Visible, edges: list[tuple[Tensor, Tensor]], frame: Frame, rows: slice) -> int:
+    """Pairs of some rows, by the bool tensor and the runs beside it."""
+    assert visible.dense is not None
+    dense = visible.dense[:, :, rows] if visible.dense.shape[2] > 1 else visible.dense
+    seen = ~dense if visible.negated else dense
+    if visible.runs is not None:
+        j = torch.arange(frame.Tk, device=frame.device)
+        inside = [(j >= low[:, :, rows, None]) & (j < high[:, :, rows, None]) for low, high in edges]
+        seen = seen & (inside[0] | inside[-1]) if inside else torch.zeros_like(seen)
+    height = len(range(*rows.indices(frame.Tq)))
+    return sum(
+        int(one.expand(frame.H, height, frame.Tk).sum()) for one in seen.expand(frame.B, *seen.shape[1:])
+    )

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from regard import _checks, _fits
-from regard._frame import At, Frame, Offset
+from regard._frame import At, Frame, Offset, wide
 from regard.masks import Alignment
 
 __all__ = ["Alibi", "Bias", "Relative"]
@@ -93,11 +93,11 @@ class Alibi(Bias):
 
     def value(self, at: At) -> Tensor:
         assert isinstance(self.slopes, Tensor)  # bind() filled it
-        return -self.slopes[:, None, None] * (at.j - at.p).abs()
+        return -wide(self.slopes)[:, None, None] * (at.j - at.p).abs()
 
     def diagonal(self, frame: Frame, offset: Offset) -> Tensor | None:
         assert isinstance(self.slopes, Tensor)
-        return _full(-self.slopes[:, None] * distances(frame, offset).abs())
+        return _full(-wide(self.slopes)[:, None] * distances(frame, offset).abs())
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,13 +125,13 @@ class Relative(Bias):
 
     def value(self, at: At) -> Tensor:
         entry = self._entry(at.j - at.p)
-        return self.table[at.h if self.table.shape[0] > 1 else at.h * 0, entry]
+        return wide(self.table)[at.h if self.table.shape[0] > 1 else at.h * 0, entry]
 
     def diagonal(self, frame: Frame, offset: Offset) -> Tensor | None:
         entry = self._entry(distances(frame, offset))
         if entry.ndim == 1:
-            return self.table[:, entry][None]
-        return self.table[:, entry[:, 0]].transpose(0, 1)
+            return wide(self.table)[:, entry][None]
+        return wide(self.table)[:, entry[:, 0]].transpose(0, 1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,7 +146,7 @@ class Values(Bias):
     def value(self, at: At) -> Tensor:
         B, H, Tq, Tk = self.tensor.shape
         index = (at.b if B > 1 else at.b * 0, at.h if H > 1 else at.h * 0)
-        return self.tensor[(*index, at.i if Tq > 1 else at.i * 0, at.j if Tk > 1 else at.j * 0)]
+        return wide(self.tensor)[(*index, at.i if Tq > 1 else at.i * 0, at.j if Tk > 1 else at.j * 0)]
 
 
 @dataclass(frozen=True, eq=False)

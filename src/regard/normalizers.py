@@ -1,7 +1,8 @@
 """Stage two: how the scores of one query become weights over its keys.
 
 Every normaliser is a callable on whole rows, ``normalizer(scores) -> weights``, both (B, H, rows, Tk). Blocked keys
-are -inf and get weight 0; rows that may attend to nothing never reach it. A callable of yours is a normaliser too.
+are -inf and get weight 0; rows that may attend to nothing never reach it. A callable of yours is a normaliser too (a
+parameter that multiplies the scores belongs into the score: 0 times -inf has no gradient).
 Calling a built-in *is* its definition, differentiable twice.
 
 Letters: H query heads, Tk keys.
@@ -107,7 +108,7 @@ class Entmax:
         blocked = scores == -torch.inf
         below = (scores - scores.detach().amax(-1, keepdim=True)).masked_fill(blocked, 0.0)
         x = (power * below).masked_fill(blocked, -torch.inf)
-        d = _thresholds.entmax(x.detach(), power.detach())
+        found = d = _thresholds.entmax(x.detach(), power.detach())
         support = x - d > -1
         # The threshold is found without gradient; two Newton steps from it carry first and second derivatives.
         for _ in range(2):
@@ -115,6 +116,7 @@ class Entmax:
             weights = (gap.log1p() / power).exp() * support
             slope = (weights / (1 + gap)).sum(-1, keepdim=True) / power
             d = d + (weights.sum(-1, keepdim=True) - 1) / slope
+        d = found + (d - d.detach())
         weights = (self._gap(x, d, support).log1p() / power).exp() * support
         weights = weights / weights.sum(-1, keepdim=True)
         return weights.masked_fill(x.isnan().any(-1, keepdim=True), torch.nan)

@@ -215,7 +215,8 @@ class Modified:
     score_mod: ScoreMod
 
     def __post_init__(self) -> None:
-        _checks.is_callable("Modified", "score(query, key)", self.score)
+        if not isinstance(self.score, Modified):
+            _checks.is_callable("Modified", "score(query, key)", self.score)
         _checks.is_callable("Modified", "score_mod(score, b, h, q, k)", self.score_mod)
 
 

@@ -1,7 +1,7 @@
 """Dot and softmax on few pairs, with nothing asked beside the output: torch's own attention, one operation.
 
-A call of a few microseconds should not pay for strips, masks and gradients that it does not have. Without a mask no pair
-is blocked, so torch keeps every contract wherever all numbers are finite; where one is not, the careful kernels look.
+A call of a few microseconds should not pay for strips, masks and gradients that it does not have. Without a mask no
+pair is blocked, so torch keeps every contract wherever all is finite; where it is not, the careful kernels look.
 """
 
 from __future__ import annotations

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from regard import _runs, biases
 from regard._call import Call
-from regard._frame import Frame, Offset
-from regard.kernels.reference import finite_rows, wide
+from regard._frame import Frame, Offset, wide
+from regard.kernels.reference import finite_rows
 from regard.normalizers import Entmax, Entmax15, Relu, Sigmoid, Softmax, Sparsemax
 from regard.scores import Additive, Bilinear, Concat, Cosine, Distance, Dot, unit
 

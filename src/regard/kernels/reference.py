@@ -15,7 +15,7 @@ from torch import Tensor
 
 from regard import _checks
 from regard._call import Call
-from regard._frame import At, coordinates
+from regard._frame import At, coordinates, wide
 from regard.normalizers import Softmax
 from regard.scores import BUILT_IN, Modified, spread_heads
 
@@ -42,11 +42,6 @@ def weigh(call: Call) -> Tensor:
     at = coordinates(call.frame, call.offset, (0, call.frame.Tq), (0, call.frame.Tk))
     scores, blocked = scored(call, at, call.query, call.key)
     return normalized(call.normalize, scores, blocked).to(call.query.dtype)
-
-
-def wide(x: Tensor) -> Tensor:
-    """float32 for the half precisions, in which nothing is accumulated."""
-    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
 
 
 # ---------------------------------------------------------------------------- the stages

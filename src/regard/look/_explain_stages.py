@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.kernels.reference import wide
+from regard._frame import wide
 from regard.look import _explain_hand as hand
 from regard.look._explain_step import MODEL, Step, compare
 from regard.look._explain_view import View

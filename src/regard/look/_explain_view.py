@@ -10,8 +10,7 @@ from torch import Tensor
 
 import regard
 from regard._call import Call, prepare
-from regard._frame import At, coordinates
-from regard.kernels.reference import wide
+from regard._frame import At, coordinates, wide
 from regard.look._explain_step import Check, Step
 from regard.normalizers import Softmax
 from regard.scores import Dot

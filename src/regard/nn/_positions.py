@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from regard import _checks
 from regard._checks import words, wrong_type, wrong_value
-from regard.kernels.reference import wide
+from regard._frame import wide
 from regard.nn import _given
 
 

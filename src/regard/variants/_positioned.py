@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from regard import _checks
+from regard._frame import wide
 from regard.biases import Alibi, Relative
-from regard.kernels.reference import wide
 from regard.masks import Alignment, Causal, Window
 from regard.mechanism import Mechanism
 from regard.nn._owners import t5_buckets
