@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from regard._call import Call
+from regard.kernels import _ops
 from regard.normalizers import Softmax
 from regard.scores import Dot
 
@@ -25,6 +26,8 @@ def refuses(call: Call) -> str | None:
         return "on the CPU only: looking at results would wait for other devices"
     if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
         return "traced and transformed calls go through the registered operator"
+    if _ops.forward_mode():
+        return "forward-mode differentiation needs every step in sight"
     if not 0 < frame.B * frame.H * frame.Tq * frame.Tk <= MOST_PAIRS:
         return f"1 to {MOST_PAIRS} pairs only"
     if call.mask is not None or call.bias is not None or call.seed is not None:
