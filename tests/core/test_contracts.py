@@ -369,3 +369,28 @@ def test_weights_agree_with_the_output_of_every_kernel(kernel: str) -> None:
         close(run(kernel, q, k, v, **keywords), attention_weights(q, k, **keywords) @ v)
     with use_kernel("inline"):
         close(attention(q, k, v, rule), attention_weights(q, k, rule) @ v)
+
+
+# ------------------------------------------------------------------ direct: few pairs, no gradients
+
+
+@pytest.mark.parametrize("mask", cases.MASKS)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_direct_is_the_definition_or_hands_over(mask: str, dtype: torch.dtype) -> None:
+    case = cases.make("dot", "softmax", mask, "none")
+    q, k, v = (x.detach().to(dtype) for x in cases.inputs(grouped=False))
+    bound = {torch.float64: 1e-12, torch.float32: 1e-6, torch.bfloat16: 2e-2}[dtype]
+    for poison in (None, torch.nan, torch.inf):
+        if poison is not None:
+            k[0, 1, 3], v[1, 2, 5] = poison, poison
+        close(run("direct", q, k, v, **case.keywords), run("reference", q, k, v, **case.keywords), bound)
+
+
+def test_direct_is_chosen_for_small_calls_and_only_those() -> None:
+    from regard import plan
+
+    q = torch.randn(1, 2, 20, 8)
+    assert plan(q, q, q, Causal()).kernel == "direct"
+    wide = torch.randn(1, 2, 200, 8)
+    assert plan(wide, wide, wide, Causal()).kernel == "tiled"
+    assert plan(q.requires_grad_(), q, q).kernel == "tiled"

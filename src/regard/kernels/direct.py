@@ -1,7 +1,7 @@
 """Dot and softmax on few pairs, with nothing asked beside the output: torch's own attention, one operation.
 
-A call of a few microseconds should not pay for strips, masks and gradients that it does not have. Without a mask no
-pair is blocked, so torch keeps every contract wherever all is finite; where it is not, the careful kernels look.
+A call of a few microseconds should not pay for strips, statistics and gradients that it does not have. Where all is
+finite torch keeps every contract here, empty rows included; where it is not, the careful kernels look.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ import math
 import torch
 from torch import Tensor
 
+from regard import masks
 from regard._call import Call
+from regard._frame import coordinates
 from regard.kernels import _ops
 from regard.normalizers import Softmax
 from regard.scores import Dot
@@ -30,8 +32,10 @@ def refuses(call: Call) -> str | None:
         return "forward-mode differentiation needs every step in sight"
     if not 0 < frame.B * frame.H * frame.Tq * frame.Tk <= MOST_PAIRS:
         return f"1 to {MOST_PAIRS} pairs only"
-    if call.mask is not None or call.bias is not None or call.seed is not None:
-        return "mask, bias and dropout are not its business"
+    if call.bias is not None or call.seed is not None:
+        return "bias and dropout are not its business"
+    if call.mask is not None and masks.rules(call.mask):
+        return "the mask has a Rule"
     if type(score) is not Dot or score.softcap is not None or isinstance(score.scale, Tensor):
         return "dot scores with a plain scale only"
     if type(normalize) is not Softmax or normalize.sink is not None:
@@ -49,6 +53,10 @@ def attend(call: Call) -> Tensor | None:
     """Output (B, H, Tq, Dv), or None where something is not finite."""
     query, key = call.query, call.key
     scale = call.score.factor(query.shape[-1])
-    output = torch.nn.functional.scaled_dot_product_attention(query, key, call.value, scale=scale)
+    allowed = None
+    if call.mask is not None:
+        frame = call.frame
+        allowed = call.mask.allowed(coordinates(frame, call.offset, (0, frame.Tq), (0, frame.Tk)))
+    output = torch.nn.functional.scaled_dot_product_attention(query, key, call.value, allowed, scale=scale)
     finite = math.isfinite(query.sum().item() + key.sum().item() + output.sum().item())
     return output if finite else None
