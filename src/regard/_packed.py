@@ -34,6 +34,11 @@ class Packed(NamedTuple):
     def many(self) -> int:
         return self.offsets.shape[0]
 
+    @property
+    def readable(self) -> bool:
+        """Whether the numbers can be read: not under torch.compile, and where there are any."""
+        return not torch.compiler.is_compiling() and not self.cu_query.is_meta
+
     def groups(self, most: int) -> Iterator[Packed]:
         """The segments in groups of at most ``most`` pairs of a query and a key, but at least one segment each."""
         rows, keys = self.cu_query.diff().tolist(), self.cu_key.diff().tolist()
@@ -89,7 +94,7 @@ class Packed(NamedTuple):
 
     def drift(self) -> int | None:
         """From a query's number to the number of the key that it stands at, where that is one step for all."""
-        if self.known is not None or torch.compiler.is_compiling():
+        if self.known is not None or not self.readable:
             return self.known
         shift = self.cu_key[:-1] - self.cu_query[:-1] + self.offsets
         some = (self.cu_query.diff() > 0) & (self.cu_key.diff() > 0)

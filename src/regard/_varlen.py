@@ -77,7 +77,7 @@ class _Described(NamedTuple):
 def _attend(
     query: Tensor, key: Tensor, value: Tensor, packed: Packed, how: _Described, dropout_p: float
 ) -> Tensor:
-    if torch.compiler.is_compiling():
+    if not packed.readable:
         together = _together(packed, how) if _go_together(how) else None
         if together is None:
             expected = "built-ins that take runs and, with a bias, one tensor as cu_query and cu_key"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import pickle
 import random
 import warnings
@@ -78,8 +79,9 @@ def draw(seed: int) -> tuple[dict[str, Any], dict[str, Any], list[Tensor], torch
         given["attn_mask"] = (
             causal if form == torch.bool else torch.zeros(Tq, Tk, dtype=dtype).masked_fill(causal, -torch.inf)
         )
-        # torch refuses the hint where it is to make weights of keys that it added itself
-        given["is_causal"] = pick.random() < 0.7 and not (made["add_bias_kv"] or made["add_zero_attn"])
+        # With keys of its own and no weights torch's hint hides those keys: tested by itself below.
+        contradiction = (made["add_bias_kv"] or made["add_zero_attn"]) and not given["need_weights"]
+        given["is_causal"] = pick.random() < 0.7 and not contradiction
     elif masked in ("2-D", "3-D"):
         given["attn_mask"] = mask((Tq, Tk) if masked == "2-D" else (B * heads, Tq, Tk))
     return made, given, inputs, dtype, mode
@@ -121,6 +123,43 @@ def assert_equal(ours: dict[str, Tensor], theirs: dict[str, Tensor], limit: floa
         scale = max(1.0, float(expected.abs().max())) if expected.numel() else 1.0
         error = float((got - expected).abs().max()) / scale if expected.numel() else 0.0
         assert error <= limit, (name, error, what)
+
+
+def test_the_draw_reaches_every_argument() -> None:
+    seen: dict[str, set[Any]] = {}
+    for seed in range(CONFIGURATIONS):
+        made, given, inputs, dtype, mode = draw(seed)
+        facts = {
+            **made,
+            "mode": mode,
+            "tensors": (len(inputs), inputs[0].ndim),
+            "is_causal": given.get("is_causal"),
+        }
+        facts |= {name: given[name] for name in ("need_weights", "average_attn_weights")}
+        for name in ("attn_mask", "key_padding_mask"):
+            mask = given.get(name)
+            facts[name] = mask if mask is None else (mask.ndim, mask.dtype, bool(torch.isfinite(mask).all()))
+        for name, fact in facts.items():
+            seen.setdefault(name, set()).add(fact)
+    for name in (
+        "bias",
+        "add_bias_kv",
+        "add_zero_attn",
+        "batch_first",
+        "need_weights",
+        "average_attn_weights",
+    ):
+        assert seen[name] == {True, False}
+    assert seen["mode"] == {"train", "eval"} and seen["dropout"] == {0.0, 0.5, 1.0}
+    assert seen["is_causal"] == {True, False, None} and len(seen["kdim"]) > 5 and len(seen["vdim"]) > 5
+    assert seen["tensors"] == set(itertools.product((1, 2, 3), (2, 3)))
+    floats = {
+        (n, d, finite) for n in (2, 3) for d in (torch.float32, torch.float64) for finite in (True, False)
+    }
+    assert floats | {None, (2, torch.bool, True), (3, torch.bool, True)} <= seen["attn_mask"]
+    assert {(n, d, f) for n in (1, 2) for _, d, f in floats} | {(1, torch.bool, True)} <= seen[
+        "key_padding_mask"
+    ]
 
 
 @pytest.mark.parametrize("portion", range(PORTIONS))
@@ -288,6 +327,20 @@ def test_the_causal_hint_is_torchs() -> None:
         torch.testing.assert_close(got, theirs(x, x, x)[0], atol=1e-6, rtol=0)
 
 
+@pytest.mark.parametrize("more", [{"add_bias_kv": True}, {"add_zero_attn": True}])
+def test_the_causal_hint_hides_no_added_key(more: dict[str, bool]) -> None:
+    """torch hides the keys that it added itself from every query where the hint decides, and shows them elsewhere."""
+    theirs, ours = twins(embed_dim=8, num_heads=2, dtype=torch.float64, **more)
+    x, causal = torch.randn(5, 2, 8, dtype=torch.float64), torch.ones(5, 5, dtype=torch.bool).triu(1)
+    asked, plain = (
+        theirs(x, x, x, attn_mask=causal, is_causal=True, need_weights=n)[0] for n in (True, False)
+    )
+    assert (asked - plain).abs().max() > 1e-3
+    for need_weights in (True, False):
+        got = ours(x, x, x, attn_mask=causal, is_causal=True, need_weights=need_weights)[0]
+        torch.testing.assert_close(got, asked, atol=1e-12, rtol=0)
+
+
 # ---------------------------------------------------------------------------- masks that are long enough to be scanned
 
 
@@ -345,7 +398,40 @@ def test_masks_are_not_written_to() -> None:
     assert all(torch.equal(one, two) for one, two in zip((x, closed, mask, pads), before, strict=True))
 
 
+@pytest.mark.parametrize("more", [{}, {"add_bias_kv": True}, {"add_zero_attn": True}])
+@pytest.mark.parametrize(("B", "Tq", "Tk"), [(0, 3, 4), (2, 0, 4), (2, 3, 0), (2, 0, 0)])
+def test_nothing_to_attend(B: int, Tq: int, Tk: int, more: dict[str, bool]) -> None:
+    theirs, ours = twins(embed_dim=8, num_heads=2, batch_first=True, **more)
+    q, k = torch.randn(B, Tq, 8), torch.randn(B, Tk, 8)
+    for given in ({}, {"need_weights": False}):
+        for one, two in zip(ours(q, k, k, **given), theirs(q, k, k, **given), strict=True):
+            assert (one is None) == (two is None)
+            if one is not None:
+                torch.testing.assert_close(one, two, atol=1e-6, rtol=0)
+
+
 # ---------------------------------------------------------------------------- dtypes, tracing
+
+
+def test_transforms_and_second_derivatives() -> None:
+    theirs, ours = twins(embed_dim=8, num_heads=2, dtype=torch.float64, add_bias_kv=True)
+    x = torch.randn(4, 2, 8, dtype=torch.float64)
+
+    def loss(module: nn.Module, x: Tensor) -> Tensor:
+        return module(x, x, x, need_weights=False)[0].sin().sum()
+
+    def curve(module: nn.Module) -> Tensor:
+        y = x.clone().requires_grad_()
+        (slope,) = torch.autograd.grad(loss(module, y), y, create_graph=True)
+        return torch.autograd.grad(slope.square().sum(), y)[0]
+
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        torch.testing.assert_close(curve(ours), curve(theirs), atol=1e-11, rtol=0)
+    slope = torch.func.grad(lambda x: loss(ours, x))(x)
+    torch.testing.assert_close(slope, torch.func.grad(lambda x: loss(theirs, x))(x), atol=1e-12, rtol=0)
+    many = torch.randn(3, 4, 2, 8, dtype=torch.float64)
+    got = torch.vmap(lambda x: ours(x, x, x, need_weights=False)[0])(many)
+    torch.testing.assert_close(got, torch.stack([theirs(x, x, x)[0] for x in many]), atol=1e-12, rtol=0)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -389,7 +475,7 @@ def test_traces_whole() -> None:
 
 # ---------------------------------------------------------------------------- mistakes
 
-x = torch.zeros(4, 2, 8)
+x, PADS = torch.zeros(4, 2, 8), torch.zeros(2, 4)
 HOSTILE: list[tuple[type[Exception], str, Any]] = [
     (ValueError, "embed_dim", lambda: compat.MultiheadAttention(0, 2)),
     (TypeError, "embed_dim", lambda: compat.MultiheadAttention(8.0, 2)),
@@ -425,6 +511,13 @@ HOSTILE: list[tuple[type[Exception], str, Any]] = [
         lambda: call(key_padding_mask=torch.zeros(4, 2)),
     ),
     (TypeError, "key_padding_mask", lambda: call(key_padding_mask=torch.zeros(2, 4, dtype=torch.uint8))),
+    (TypeError, "attn_mask.*to_dense", lambda: call(attn_mask=torch.eye(4).to_sparse())),
+    (
+        ValueError,
+        "key_padding_mask: expected a tensor on cpu",
+        lambda: call(key_padding_mask=PADS.to("meta")),
+    ),
+    (ValueError, "query: expected a tensor on cpu", lambda: call(query=x.to("meta"))),
     (ValueError, "is_causal.*mask=Causal", lambda: call(is_causal=True)),
     (
         ValueError,

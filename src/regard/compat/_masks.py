@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from regard import _runs
-from regard._checks import FLOATS, can_look, wrong_type, wrong_value
+from regard._checks import FLOATS, can_look, words, wrong_type, wrong_value
 from regard._runs import Run
 from regard.masks import Dense, Mask, Not, Padding, Rows
 
@@ -28,17 +28,17 @@ class Sizes(NamedTuple):
 
 
 def checked(
-    attn_mask: Tensor | None, key_padding_mask: Tensor | None, sizes: Sizes
+    attn_mask: Tensor | None, key_padding_mask: Tensor | None, sizes: Sizes, device: torch.device
 ) -> tuple[Tensor | None, Tensor | None]:
     """attn_mask as (B|1, H|1, Tq, Tk), key_padding_mask as (B, 1, 1, Tk), both as they lie in memory."""
     B, H, Tq, Tk, batched = sizes
     if attn_mask is not None:
-        _dtype("attn_mask", attn_mask)
+        tensor("attn_mask", attn_mask, "True = blocked", device)
         if tuple(attn_mask.shape) not in ((Tq, Tk), (B * H, Tq, Tk)):
             wrong_value("attn_mask", f"shape {(Tq, Tk)} or {(B * H, Tq, Tk)} (samples x heads)", attn_mask)
         attn_mask = attn_mask[None, None] if attn_mask.ndim == 2 else attn_mask.unflatten(0, (B, H))
     if key_padding_mask is not None:
-        _dtype("key_padding_mask", key_padding_mask)
+        tensor("key_padding_mask", key_padding_mask, "True = blocked", device)
         expected = (B, Tk) if batched else (Tk,)
         if tuple(key_padding_mask.shape) != expected:
             wrong_value("key_padding_mask", f"shape {expected}", key_padding_mask)
@@ -46,10 +46,17 @@ def checked(
     return attn_mask, key_padding_mask
 
 
-def _dtype(name: str, mask: object) -> None:
+def tensor(name: str, mask: object, true: str, device: torch.device) -> None:
+    """Checks a mask that is bool or added: its type, layout and device."""
+    expected = f"a bool ({true}) or floating-point (added) tensor"
     if not isinstance(mask, Tensor) or mask.dtype not in (torch.bool, *FLOATS):
-        way_out = "Say mask.bool()." if isinstance(mask, Tensor) else ""
-        wrong_type(name, "a bool (True = blocked) or floating-point (added) tensor", mask, way_out)
+        wrong_type(name, expected, mask, f"Say {name}.bool()." if isinstance(mask, Tensor) else "")
+    if mask.layout != torch.strided or mask.is_nested:
+        wrong_type(
+            name, "a dense (strided) tensor", words("a sparse or nested one"), f"Say {name}.to_dense()."
+        )
+    if mask.device != device:
+        wrong_value(name, f"a tensor on {device}", words(f"one on {mask.device}"))
 
 
 def lowered(attn_mask: Tensor | None, key_padding_mask: Tensor | None) -> tuple[Mask | None, Tensor | None]:

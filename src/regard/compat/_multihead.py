@@ -34,11 +34,12 @@ class MultiheadAttention(nn.MultiheadAttention):
     - The weights are those before dropout (torch: after). Asking for them does not change the output.
     - ``attn_mask`` and ``key_padding_mask`` may differ in type (torch: deprecated, warns).
     - ``is_causal`` is torch's hint: alone it is refused; with ``need_weights=False`` and no ``key_padding_mask`` the
-      mask is taken to be causal (upper left) without being read; otherwise ``attn_mask`` decides.
+      mask is taken to be causal (upper left) without being read; otherwise ``attn_mask`` decides. The keys of
+      ``add_bias_kv`` and ``add_zero_attn`` are seen by all either way (torch: hidden from all where the hint decides).
 
     Without weights, memory is linear in the lengths whatever form the masks have; two floating-point masks that do more
     than block are added up, which makes a tensor of their common size. Errors are TypeError and ValueError and name the
-    argument (torch: AssertionError, RuntimeError).
+    argument (torch: AssertionError, RuntimeError). torch.compile and torch.export take it; torch.jit.script does not.
     """
 
     def __init__(
@@ -129,7 +130,7 @@ class MultiheadAttention(nn.MultiheadAttention):
                 query, key, value, key_padding_mask, need_weights, attn_mask, average_attn_weights
             )
         sizes = _sizes(self, query, key, value)
-        pairs, keys = _masks.checked(attn_mask, key_padding_mask, sizes)
+        pairs, keys = _masks.checked(attn_mask, key_padding_mask, sizes, query.device)
         if is_causal and attn_mask is None:
             way_out = "Pass the causal mask with it; regard.nn.Attention takes mask=Causal()."
             wrong_value("is_causal", "attn_mask beside the hint", words("none"), way_out)
@@ -188,7 +189,7 @@ class MultiheadAttention(nn.MultiheadAttention):
             if self.bias_k is None
             else [self._learned(self.bias_k).to(k.dtype).expand(k.shape[0], -1, -1, -1)]
         )
-        more += [torch.zeros_like(k[:, :, :1])] if self.add_zero_attn else []
+        more += [k.new_zeros(*k.shape[:2], 1, k.shape[3])] if self.add_zero_attn else []
         bias = _masks.added(pairs, keys, q.dtype, len(more))
         weights = attention_weights(q, torch.cat([k, *more], 2), bias=bias)
         return weights.mean(1) if average else weights

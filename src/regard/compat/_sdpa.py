@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from regard._attention import attention
-from regard._checks import FLOATS, is_number, words, wrong_type, wrong_value
+from regard._checks import is_number, words, wrong_type, wrong_value
+from regard.compat import _masks
 from regard.compat._nested import any_nested, nested_attention
 from regard.masks import Causal, Dense, Mask
 from regard.scores import Dot
@@ -120,15 +121,13 @@ def _mask(
     """torch's two arguments as a mask and a bias."""
     if attn_mask is None:
         return (Causal("upper_left") if is_causal else None), None
-    if not isinstance(attn_mask, Tensor) or attn_mask.dtype not in (torch.bool, *FLOATS):
-        way_out = "Say attn_mask.bool()." if isinstance(attn_mask, Tensor) else ""
-        wrong_type("attn_mask", "a bool (True = may attend) or floating-point tensor", attn_mask, way_out)
     if is_causal:
         way_out = "Combine them in attention(mask=Causal() & attn_mask)."
         wrong_value("is_causal", "attn_mask or is_causal", words("both"), way_out)
     corner = _causal_bias(attn_mask)
     if corner is not None:
         return Causal(corner), None
+    _masks.tensor("attn_mask", attn_mask, "True = may attend", query.device)
     whole = (*_lead(query, key, value), query.shape[-2], key.shape[-2])
     if not 2 <= attn_mask.ndim <= query.ndim or any(
         size not in (1, full) for size, full in zip(reversed(attn_mask.shape), reversed(whole), strict=False)
@@ -149,7 +148,7 @@ def _lead(query: Tensor, key: Tensor, value: Tensor) -> tuple[int, ...]:
     wrong_value("query, key, value", "leading dimensions that are equal or 1", shapes)
 
 
-def _causal_bias(attn_mask: Tensor) -> str | None:
+def _causal_bias(attn_mask: object) -> str | None:
     """The corner of torch's ``causal_upper_left`` and ``causal_lower_right``; None for a tensor like any other."""
     module = sys.modules.get("torch.nn.attention.bias")  # where it was never imported, nobody can hold one
     if module is None or not isinstance(attn_mask, module.CausalBias):
