@@ -206,9 +206,17 @@ def test_crop_of_a_ring():
         cache.crop(start + 2)
         found = module(long[:, start + 2 : start + 5], cache=cache)
         torch.testing.assert_close(found, full[:, start + 2 : start + 5], rtol=1e-9, atol=1e-9)
-    with pytest.raises(ValueError, match=r"n: expected from \d+ to 190: older ones were let go, got 3"):
+    with pytest.raises(
+        ValueError, match=r"n: expected from \d+ to 190: older ones were let go, got 3"
+    ) as raised:
         cache.crop(3)
     assert cache.length == 190
+    least = int(str(raised.value).split("from ")[1].split()[0])
+    with pytest.raises(ValueError, match="let go"):
+        cache.crop(least - 1)
+    cache.crop(least)
+    found = module(long[:, least : least + 4], cache=cache)
+    torch.testing.assert_close(found, full[:, least : least + 4], rtol=1e-9, atol=1e-9)
     cache.crop(0)
     torch.testing.assert_close(module(long[:, :4], cache=cache), full[:, :4])
 
