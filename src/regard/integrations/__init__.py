@@ -1,0 +1,1 @@
+"""Doors into other libraries, which are imported when a door is opened, not before."""
