@@ -12,7 +12,6 @@ from torch import Tensor
 
 from regard import _runs
 from regard._checks import FLOATS, can_look, words, wrong_type, wrong_value
-from regard._runs import Run
 from regard.masks import Dense, Mask, Not, Padding, Rows
 
 _PAIRS_AT_ONCE = 1 << 20
@@ -71,7 +70,7 @@ def lowered(attn_mask: Tensor | None, key_padding_mask: Tensor | None) -> tuple[
     if keys is None:
         return pairs, key_padding_mask if bias is None else bias + key_padding_mask
     if not slim:
-        # Two bool tensors would be combined into one of their common size; as -inf the keys stay a row.
+        # What is more than two runs a row would be written out, pair by pair; as -inf the keys stay one row.
         return pairs, torch.zeros(keys.shape, device=keys.device).masked_fill_(keys, -torch.inf)
     kept = Padding.of(~keys[:, 0, 0])
     return (kept if pairs is None else pairs & kept), bias
@@ -91,7 +90,7 @@ def _pairs(mask: Tensor) -> tuple[Mask | None, Tensor | None, bool]:
     """A mask (B|1, H|1, Tq, Tk) as a mask or a bias, and whether a mask of keys may be combined with it cheaply."""
     runs = _found(mask) if can_look(mask) and mask.numel() >= _WORTH_A_SCAN else None
     if runs is not None:
-        return runs, None, True
+        return runs, None, isinstance(runs, Rows)
     if mask.dtype != torch.bool:
         return None, mask, True
     return Not(Dense(mask)), None, mask.numel() < _WORTH_A_SCAN
@@ -101,7 +100,9 @@ def _found(mask: Tensor) -> Mask | None:
     """The runs of keys that a mask leaves open; None where it has none or does more than block."""
     if mask.requires_grad:
         return None
-    found = []
+    # Start and stop of two runs a row. One room for all, so that pieces leave nothing behind between their scratch.
+    edges = torch.zeros(4, *mask.shape[:3], dtype=torch.int64)
+    row, most = 0, 1
     for piece in mask.split(max(1, _PAIRS_AT_ONCE // mask[:, :, :1].numel()), dim=2):
         closed = piece if piece.dtype == torch.bool else piece == -torch.inf
         if closed is not piece and not bool((closed | (piece == 0)).all()):
@@ -109,29 +110,13 @@ def _found(mask: Tensor) -> Mask | None:
         runs = _runs.scan(~closed).runs
         if runs is None:
             return None
-        found.append(runs)
-    first = _rows([runs[0] for runs in found])
-    if all(len(runs) == 1 for runs in found):
-        return first
-    # A piece of one run a row has an empty second one.
-    return first | _rows(
-        [runs[1] if len(runs) > 1 else Run(start=runs[0].stop, stop=runs[0].stop) for runs in found]
-    )
-
-
-def _rows(runs: list[Run]) -> Rows:
-    """The runs of pieces of rows, (B|1, H|1, rows) each, as one mask."""
-    stops = [run.stop for run in runs if run.stop is not None]
-    starts = [
-        torch.zeros_like(stop) if run.start is None else run.start
-        for run, stop in zip(runs, stops, strict=True)
-    ]
-    return Rows(_own(torch.cat(starts, -1)), _own(torch.cat(stops, -1)))
-
-
-def _own(edge: Tensor) -> Tensor:
-    """(1, 1, Tq) as (Tq,), which is right for every sample and head."""
-    return edge[0, 0] if edge.shape[:2] == (1, 1) else edge
+        rows = slice(row, row + piece.shape[2])
+        for n, run in enumerate(runs):
+            edges[2 * n, :, :, rows] = 0 if run.start is None else run.start
+            edges[2 * n + 1, :, :, rows] = mask.shape[3] if run.stop is None else run.stop
+        row, most = rows.stop, max(most, len(runs))
+    start, stop, again, end = edges if mask.shape[:2] != (1, 1) else edges[:, 0, 0]
+    return Rows(start, stop) if most == 1 else Rows(start, stop) | Rows(again, end)
 
 
 def added(
