@@ -10,7 +10,7 @@ import torch
 from regard import attention, nn
 from regard.masks import Causal, Window
 
-from .case import Case, Inputs, Limit, Result, shape
+from .case import Case, Inputs, Limit, Result, Shape, shape
 
 TOKENS = 512
 LEFT = 127
@@ -79,13 +79,17 @@ def module_alone(inputs: Inputs) -> Result:
     return torch.cat(outputs, 1)
 
 
+SMALL = shape(1, 8, TOKENS, 64)
+LARGE = shape(1, 32, TOKENS, 128, Hkv=8)
+
+
 def _case(
-    name: str, question: str, ours: Callable[[Inputs], Result], other: Callable[[Inputs], Result], B: int = 1
+    name: str, question: str, ours: Callable[[Inputs], Result], other: Callable[[Inputs], Result], at: Shape
 ) -> Case:
     return Case(
         name=name,
         question=question,
-        at=shape(B, 8, TOKENS, 64),
+        at=at,
         ours=ours,
         other=other,
         other_name="attention of the steps alone",
@@ -97,33 +101,37 @@ def _case(
 CASES = (
     _case(
         "decode-growing",
-        f"{TOKENS} tokens one by one, GrowingCache: what does the cache add?",
+        f"{TOKENS} tokens one by one, GrowingCache: what does the cache add? Heads as in an 8-billion model.",
         cached(nn.GrowingCache),
         alone(),
-    ),
-    _case(
-        "decode-growing-batch",
-        "The same for a batch of 8.",
-        cached(nn.GrowingCache),
-        alone(),
-        B=8,
+        LARGE,
     ),
     _case(
         "decode-preallocated",
         f"The same with PreallocatedCache({TOKENS}).",
         cached(lambda: nn.PreallocatedCache(TOKENS)),
         alone(),
+        LARGE,
     ),
     _case(
         "decode-ring",
         f"The same with RingCache({LEFT}) under a window of {LEFT + 1}.",
         cached(lambda: nn.RingCache(LEFT)),
         alone(LEFT),
+        LARGE,
+    ),
+    _case(
+        "decode-growing-small",
+        "GrowingCache in a small layer, where a call's fixed costs weigh most.",
+        cached(nn.GrowingCache),
+        alone(),
+        SMALL,
     ),
     _case(
         "decode-module",
         "nn.SelfAttention with a cache, beside its projections and the attention of the steps alone.",
         module_cached,
         module_alone,
+        SMALL,
     ),
 )
