@@ -58,7 +58,9 @@ def prepare(
     _normalizer(normalize, frame)
     bound_mask = None if mask is None else masks.as_mask(mask).bind(frame)
     bound_bias = None if bias is None else biases.as_bias(bias).bind(frame)
-    offset = _fits.one_offset(frame, bound_mask, bound_bias) if mask is not None or bias is not None else 0
+    offset: Offset = 0
+    if mask is not None or bias is not None:
+        offset = _fits.one_offset(frame, [*masks.walk(bound_mask), *biases.walk(bound_bias)])
     p = _checks.dropout(dropout_p)
     seed = torch.randint(0, 2**32, (), device=query.device) if p else None
     return Call(frame, query, key, value, score, normalize, bound_mask, bound_bias, offset, p, seed)

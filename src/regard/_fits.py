@@ -5,7 +5,8 @@ Each brings its tensor to the one form that kernels know: (B, ...) for samples, 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,16 +14,13 @@ from torch import Tensor
 from regard import _checks
 from regard._frame import Frame, Offset
 
-if TYPE_CHECKING:
-    from regard.biases import Bias
-    from regard.masks import Mask
 
+def one_offset(frame: Frame, parts: Iterable[object]) -> Offset:
+    """The one offset of a call, p = i + offset, from all its masks and biases.
 
-def one_offset(frame: Frame, mask: Mask | None, bias: Bias | None) -> Offset:
-    """The one offset of a call: p = i + offset. Raises where it is needed and missing, or given twice."""
-    from regard import biases, masks
-
-    speakers = [part for part in (*masks.walk(mask), *biases.walk(bias)) if hasattr(part, "alignment")]
+    Raises where it is needed and missing, or given twice.
+    """
+    speakers = [part for part in parts if hasattr(part, "alignment")]
     found: list[Offset] = []
     for part in speakers:
         offset = _offset_of(part, frame)

@@ -38,6 +38,7 @@ class At(NamedTuple):
 
 
 Offset = int | Tensor
+Alignment = str | None
 
 
 def positions(frame: Frame, offset: Offset, start: int = 0, stop: int | None = None) -> Tensor:

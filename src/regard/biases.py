@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from regard import _checks, _fits
-from regard._frame import At, Frame, Offset, wide
-from regard.masks import Alignment
+from regard._frame import Alignment, At, Frame, Offset, wide
 
 __all__ = ["Alibi", "Bias", "Relative"]
 

@@ -18,9 +18,8 @@ import torch
 from torch import Tensor
 
 from regard import _checks, _fits
-from regard._frame import At, Frame, coordinates
+from regard._frame import Alignment, At, Frame, coordinates
 
-Alignment = str | int | Tensor | None
 MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 __all__ = ["Causal", "Dense", "Documents", "Mask", "Padding", "Prefix", "Rows", "Rule", "Window"]
@@ -81,7 +80,7 @@ class Mask:
         where = torch.device("cpu" if device is None else device)
         frame = Frame(shape, rank, flat, heads, heads, query_length, key_length, where)
         bound = self.bind(frame)
-        offset = _fits.one_offset(frame, bound, None)
+        offset = _fits.one_offset(frame, walk(bound))
         tile = coordinates(frame, offset, (0, query_length), (0, key_length))
         full = bound.allowed(tile).expand(flat, heads, query_length, key_length)
         if not shape and heads == 1:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard._checks import said, words, wrong_type, wrong_value
+from regard._checks import can_look, said, words, wrong_type, wrong_value
 from regard._varlen import varlen_attention
 from regard.masks import Mask
 from regard.normalizers import Normalizer, Softmax
@@ -41,7 +41,7 @@ def nested_attention(
     rows, cu_query = _packed("query", query)
     keys, cu_key = _packed("key", key)
     values, cu_value = _packed("value", value)
-    if cu_value is not cu_key and not torch.equal(cu_value, cu_key):
+    if cu_value is not cu_key and can_look(cu_key) and not torch.equal(cu_value, cu_key):
         wrong_value("value", "samples as long as the key's", words("other lengths"))
     output = varlen_attention(
         rows,

@@ -15,6 +15,7 @@ from regard import _checks, _runs
 from regard._call import Call
 from regard._frame import coordinates
 from regard.kernels import reference
+from regard.scores import Additive, Distance
 
 MOST_TRACED_BLOCKS = 64
 _BUDGET = 1 << 20
@@ -34,8 +35,6 @@ def blocks(call: Call) -> list[tuple[int, int]]:
 
 
 def _additive(call: Call) -> bool:
-    from regard.scores import Additive, Distance
-
     return isinstance(getattr(call.score, "score", call.score), (Additive, Distance))
 
 

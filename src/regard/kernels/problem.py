@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from regard import _runs, biases
+from regard import _runs, biases, masks, normalizers, scores
 from regard._call import Call
 from regard._frame import Frame, Offset, wide
 from regard.kernels.reference import finite_rows
@@ -186,8 +186,6 @@ def _normalizer(normalize: Any, query: Tensor) -> dict[str, Any]:
 
 def reduces(call: Call) -> str | None:
     """Why a call cannot be lowered, or None when it can."""
-    from regard import masks, normalizers, scores
-
     if type(call.score) not in scores.BUILT_IN:
         return f"the score is a callable of yours ({type(call.score).__name__})"
     if type(call.normalize) not in normalizers.BUILT_IN:

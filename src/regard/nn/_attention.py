@@ -89,10 +89,12 @@ class Attention(Heads):
         self._positions_used(positions, key_positions)
         if value is None and self.vdim != self.kdim:
             wrong_value("value", f"an input of width vdim = {self.vdim}", None, "It is not the key's width.")
-        q, k = self._query(query, positions), self._key(key, key_positions)
-        v = self._value(key if value is None else value)
+        query = self._checked("query", query, "embed_dim", self.q_proj)
+        key = self._checked("key", key, "kdim", self.k_proj)
+        value = key if value is None else self._checked("value", value, "vdim", self.v_proj)
         _same_batch(query, key)
-        return self._unbatched(query, self._attend(q, k, v, mask))
+        heads = self._query(query, positions), self._key(key, key_positions), self._value(value)
+        return self._unbatched(query, self._attend(*heads, mask))
 
     def _of_one_width(self, value: Tensor | None) -> None:
         if value is not None:
@@ -147,8 +149,8 @@ class CrossAttention(Heads):
     def project(self, context: Tensor, *, positions: Tensor | None = None) -> Context:
         """Keys and values of a context, once for many calls."""
         self._positions_used(positions)
-        key = self._key(context, positions, name="context")
-        return Context(key, self._value(context, "context"))
+        context = self._checked("context", context, "context_dim", self.k_proj)
+        return Context(self._key(context, positions), self._value(context))
 
     def forward(
         self,
@@ -161,7 +163,8 @@ class CrossAttention(Heads):
     ) -> Tensor:
         """context: the encoder's output, or what ``project`` made of it."""
         self._positions_used(positions, context_positions)
-        q = self._query(x, positions, name="x")
+        x = self._checked("x", x, "embed_dim", self.q_proj)
+        q = self._query(x, positions)
         if isinstance(context, Context):
             if context_positions is not None:
                 way_out = "Give them to project(context, positions=)."

@@ -110,16 +110,16 @@ class Heads(nn.Module):
 
     # ------------------------------------------------------------------ one way through
 
-    def _query(self, x: Tensor, positions: Tensor | None, offset: int = 0, name: str = "query") -> Tensor:
-        x = _given.rows(name, x, self.embed_dim, self.q_proj, "embed_dim")
+    def _checked(self, name: str, x: Tensor, width_name: str, linear: nn.Linear) -> Tensor:
+        return _given.rows(name, x, linear.in_features, linear, width_name)
+
+    def _query(self, x: Tensor, positions: Tensor | None, offset: int = 0) -> Tensor:
         return self._turned(_split(self.q_proj(x), self.num_heads), positions, offset)
 
-    def _key(self, x: Tensor, positions: Tensor | None, offset: int = 0, name: str = "key") -> Tensor:
-        x = _given.rows(name, x, self.kdim, self.k_proj, "kdim")
+    def _key(self, x: Tensor, positions: Tensor | None, offset: int = 0) -> Tensor:
         return self._turned(_split(self.k_proj(x), self.num_kv_heads), positions, offset)
 
-    def _value(self, x: Tensor, name: str = "value") -> Tensor:
-        x = _given.rows(name, x, self.vdim, self.v_proj, "vdim")
+    def _value(self, x: Tensor) -> Tensor:
         return _split(self.v_proj(x), self.num_kv_heads)
 
     def _turned(self, heads: Tensor, positions: Tensor | None, offset: int) -> Tensor:
@@ -163,9 +163,9 @@ class Heads(nn.Module):
     ) -> Tensor:
         """Self-attention of x (*batch, T, embed_dim), continuing a cache where there is one."""
         self._positions_used(positions)
+        x = self._checked(name, x, "embed_dim", self.q_proj)
         start = 0 if cache is None else _a_cache(cache).length
-        query = self._query(x, positions, start, name)
-        key, value = self._key(x, positions, start, name), self._value(x, name)
+        query, key, value = self._query(x, positions, start), self._key(x, positions, start), self._value(x)
         if cache is None:
             return self._unbatched(x, self._attend(query, key, value, mask))
         if isinstance(cache, RingCache) and not within(self._masks(mask), cache.left):

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from regard import _checks
-from regard.masks import Alignment, Causal, Dense, Documents, Mask, Padding, Prefix, Rule, Window
+from regard._frame import Alignment
+from regard.masks import Causal, Dense, Documents, Mask, Padding, Prefix, Rule, Window
 from regard.mechanism import Mechanism
 from regard.variants import _arguments as arguments
 

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from regard import _checks
-from regard._frame import wide
+from regard._frame import Alignment, wide
 from regard.biases import Alibi, Relative
-from regard.masks import Alignment, Causal, Window
+from regard.masks import Causal, Window
 from regard.mechanism import Mechanism
 from regard.nn._owners import t5_buckets
 from regard.scores import Dot, Modified
