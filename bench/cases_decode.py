@@ -80,6 +80,7 @@ def module_alone(inputs: Inputs) -> Result:
 
 
 SMALL = shape(1, 8, TOKENS, 64)
+MEDIUM = shape(1, 16, TOKENS, 64)
 LARGE = shape(1, 32, TOKENS, 128, Hkv=8)
 
 
@@ -132,6 +133,6 @@ CASES = (
         "nn.SelfAttention with a cache, beside its projections and the attention of the steps alone.",
         module_cached,
         module_alone,
-        SMALL,
+        MEDIUM,
     ),
 )

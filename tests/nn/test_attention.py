@@ -293,7 +293,7 @@ BAD = [
     (lambda: WIDE(X, X), "key: expected .* kdim = 10"),
     (lambda: TWO(X, C), "value: expected an input of width vdim = 9, got None"),
     (lambda: TWO(X, C, C), "value: expected .* vdim = 9"),
-    (lambda: CROSS(X, X), "context: expected .* kdim = 10"),
+    (lambda: CROSS(X, X), "context: expected .* context_dim = 10"),
     (lambda: CROSS(X, None), "context: expected a tensor .*project"),
     (lambda: CROSS(X[0], C), "context: expected as many dimensions"),
     (lambda: CROSS(X[0], CROSS.project(C)), "context: expected one context beside one x"),
