@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers.utils.output_capturing import _active_collector
 
 from regard import attention, attention_weights
-from regard._checks import words, wrong_type, wrong_value
+from regard._checks import words, wrong_value
 from regard.integrations.transformers_tensor import MaskTensor
 from regard.masks import Causal, Mask
 from regard.normalizers import Softmax
@@ -111,12 +111,11 @@ def _of_mask(given: Any, Tq: int, Tk: int) -> tuple[Mask | Tensor | None, Tensor
     """What a model hands on as a mask: a mask, or a bias."""
     expected = "a bool tensor (True: may attend) or a float tensor that is added, (B, heads, Tq, Tk)"
     if not isinstance(given, Tensor):
-        wrong_type("attention_mask", expected, given, _EAGER)
+        wrong_value("attention_mask", expected, given, _EAGER)
     if given.ndim != 4 or given.dtype != torch.bool and not given.is_floating_point():
         wrong_value("attention_mask", expected, given, _EAGER)
     if given.shape[-1] not in (1, Tk) or given.shape[-2] not in (1, Tq):
         wrong_value("attention_mask", f"one that broadcasts to (..., {Tq}, {Tk})", given)
     if isinstance(given, MaskTensor):
-        fits = given.shape[-2:] == (Tq, Tk)
-        return (given.mask if fits else given.written()), None
+        return (given.mask if given.shape[-2:] == (Tq, Tk) else given.allowed()), None
     return (given, None) if given.dtype == torch.bool else (None, given)

@@ -10,7 +10,6 @@ Letters: B batch, Tq and Tk lengths. Query i stands at i + q_offset, key j at j 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -33,12 +32,13 @@ def make_mask(
     kv_offset: int = 0,
     mask_function: MaskFunction = masking_utils.causal_mask_function,
     attention_mask: Tensor | None = None,
+    dtype: torch.dtype = torch.float32,
     allow_is_causal_skip: bool = True,
     use_vmap: bool = False,
     device: torch.device | str = "cpu",
     **kwargs: Any,
 ) -> Tensor:
-    """The mask of a forward in the shape (B, 1, Tq, Tk): a ``MaskTensor``, or a bool tensor where a graph is traced.
+    """The mask of a forward in the shape (B, 1, Tq, Tk): a ``MaskTensor``, or eager's tensor where a graph is traced.
 
     Never None: what None means differs from module to module. Raises ValueError for an ``attention_mask`` that is not
     (B, Tk).
@@ -46,32 +46,30 @@ def make_mask(
     if attention_mask is not None and attention_mask.ndim != 2:
         wrong_value("attention_mask", "(B, Tk), or a whole mask (B, heads, Tq, Tk)", attention_mask)
     where = torch.device(device)
-    written = partial(
-        masking_utils.sdpa_mask,
-        batch_size=batch_size,
-        q_length=q_length,
-        kv_length=kv_length,
-        q_offset=q_offset,
-        kv_offset=kv_offset,
-        mask_function=mask_function,
-        attention_mask=attention_mask,
-        allow_is_causal_skip=False,
-        allow_is_bidirectional_skip=False,
-        use_vmap=use_vmap,
-        device=where,
-    )
+    described: dict[str, Any] = {
+        "batch_size": batch_size,
+        "q_length": q_length,
+        "kv_length": kv_length,
+        "q_offset": q_offset,
+        "kv_offset": kv_offset,
+        "mask_function": mask_function,
+        "attention_mask": attention_mask,
+        "allow_is_bidirectional_skip": False,
+        "use_vmap": use_vmap,
+        "device": where,
+    }
     if _goes_into_a_graph(q_length, q_offset, attention_mask, mask_function, allow_is_causal_skip):
-        return _tensor(written())
+        return _tensor(masking_utils.eager_mask(**described, dtype=dtype))
     place = Place(batch_size, q_length, kv_length, int(q_offset), int(kv_offset), where)
     try:
         mask = _both(of_function(mask_function, place), padding(attention_mask, place))
     except UnknownFunction:
-        mask = Dense(_tensor(written()))
-    return MaskTensor(mask, (batch_size, 1, q_length, kv_length), where)
+        mask = Dense(_tensor(masking_utils.sdpa_mask(**described, allow_is_causal_skip=False)))
+    return MaskTensor(mask, (batch_size, 1, q_length, kv_length), dtype, where)
 
 
 def _tensor(mask: Any) -> Tensor:
-    assert isinstance(mask, Tensor)  # sdpa_mask gives None only where it may skip
+    assert isinstance(mask, Tensor)  # None is given only where a mask may be skipped
     return mask
 
 
@@ -88,7 +86,7 @@ def _goes_into_a_graph(
     """
     if torch.compiler.is_compiling() or (attention_mask is not None and is_tracing(attention_mask)):
         return True
-    if isinstance(q_offset, Tensor) and (q_offset.device.type != "cpu" or is_tracing(q_offset)):
+    if isinstance(q_offset, Tensor) and is_tracing(q_offset):
         return True
     bidirectional = mask_function is masking_utils.bidirectional_mask_function
     return q_length == 1 and not allow_is_causal_skip and not bidirectional

@@ -1,7 +1,8 @@
-"""A mask that looks like the (B, 1, Tq, Tk) bool tensor that models expect, and holds a ``regard.masks`` mask instead.
+"""A mask that looks like the (B, 1, Tq, Tk) tensor of eager models, and holds a ``regard.masks`` mask instead.
 
-Models hand masks on, move them, now and then slice or combine them. What only hands on keeps the mask as it is; any
-other operation first writes it out as the bool tensor it stands for, so that no model can get a wrong number from it.
+Models hand masks on, move them, now and then slice or combine them, and those that compute attention by themselves add
+them to their scores. What only hands on keeps the mask as it is; any other operation first writes it out as the
+additive tensor it stands for, so that no model can get a wrong number from it.
 """
 
 from __future__ import annotations
@@ -27,30 +28,39 @@ _SAME = {
 
 
 class MaskTensor(Tensor):
-    """``mask`` (None: all pairs may meet) in the shape (B, 1, Tq, Tk), bool, without a storage."""
+    """``mask`` (None: all pairs may meet) in the shape (B, 1, Tq, Tk), of a floating-point dtype, without a storage."""
 
     mask: Mask | None
 
     @staticmethod
-    def __new__(cls, mask: Mask | None, shape: tuple[int, int, int, int], device: torch.device) -> MaskTensor:
-        made: MaskTensor = Tensor._make_wrapper_subclass(cls, shape, dtype=torch.bool, device=device)
+    def __new__(
+        cls, mask: Mask | None, shape: tuple[int, int, int, int], dtype: torch.dtype, device: torch.device
+    ) -> MaskTensor:
+        made: MaskTensor = Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=device)
         made.mask = mask
         return made
 
-    def __init__(self, mask: Mask | None, shape: tuple[int, int, int, int], device: torch.device) -> None:
+    def __init__(
+        self, mask: Mask | None, shape: tuple[int, int, int, int], dtype: torch.dtype, device: torch.device
+    ) -> None:
         super().__init__()
 
-    def written(self) -> Tensor:
-        """The bool tensor that this stands for, (B, 1, Tq, Tk)."""
+    def allowed(self) -> Tensor:
+        """The pairs that may meet, bool (B, 1, Tq, Tk)."""
         B, _, Tq, Tk = self.shape
         if self.mask is None:
             return torch.ones(B, 1, Tq, Tk, dtype=torch.bool, device=self.device)
-        return self.mask.materialize(Tq, Tk, batch=(B,), device=self.device).clone()
+        return self.mask.materialize(Tq, Tk, batch=(B,), device=self.device)
+
+    def written(self) -> Tensor:
+        """The tensor that this stands for, (B, 1, Tq, Tk): 0 where pairs may meet, elsewhere the least number."""
+        zeros = torch.zeros(self.shape, dtype=self.dtype, device=self.device)
+        return zeros.masked_fill(~self.allowed(), torch.finfo(self.dtype).min)
 
     def again(self) -> MaskTensor:
         """Another one with the same mask."""
         B, one, Tq, Tk = self.shape
-        return MaskTensor(self.mask, (B, one, Tq, Tk), self.device)
+        return MaskTensor(self.mask, (B, one, Tq, Tk), self.dtype, self.device)
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"MaskTensor({self.mask!r}, shape={tuple(self.shape)})"
