@@ -231,10 +231,43 @@ def test_any_other_operation_is_that_of_the_tensor_it_stands_for(mask, expected,
     assert torch.equal(found, CHANGING[name](expected))
 
 
-def test_in_place_operations_do_not_pass_silently(mask):
-    with pytest.raises(RuntimeError):
-        mask.add_(1.0)
-        mask.allowed()
+WRITING = {
+    "add_": lambda m: m.add_(1.0),
+    "item": lambda m: m.__setitem__((..., 0), 3.0),
+    "part": lambda m: m[:, :, 1].fill_(2.0),
+    "copy_": lambda m: m.copy_(torch.ones(5)),
+    "a view": lambda m: m.detach().mul_(0.5),
+    "a view of a view": lambda m: m.view(2, 3, 5)[0].zero_(),
+    "out": lambda m: torch.add(torch.ones(2, 1, 3, 5), 1.0, out=m),
+}
+
+
+@pytest.mark.parametrize("name", WRITING)
+@pytest.mark.parametrize("inference", ["never", "later", "always"])
+def test_what_a_model_writes_into_it_counts(mask, expected, name, inference):
+    with torch.inference_mode(inference == "always"):
+        mask, expected = mask._copy(), expected.clone()
+        view = mask.detach()
+    with torch.inference_mode(inference != "never"):
+        WRITING[name](mask)
+        WRITING[name](expected)
+        assert torch.equal(mask + 0, expected)
+        assert torch.equal(view + 0, expected)
+        assert mask.changed() and view.changed()
+
+
+def test_a_copy_does_not_see_what_is_written_later(mask, expected):
+    early, late = mask.clone(), None
+    mask.add_(1.0)
+    late = mask.clone()
+    mask.add_(1.0)
+    assert torch.equal(early + 0, expected) and not early.changed()
+    assert torch.equal(late + 0, expected + 1) and late.changed()
+
+
+def test_adding_it_in_place_leaves_it_as_it_is(mask, expected):
+    assert torch.equal(torch.ones(2, 4, 3, 5).add_(mask), 1 + expected.expand(2, 4, 3, 5))
+    assert torch.equal(mask.written(), expected) and not mask.changed()
 
 
 def test_it_prints_and_pickles(mask, expected):

@@ -116,6 +116,8 @@ def _of_mask(given: Any, Tq: int, Tk: int) -> tuple[Mask | Tensor | None, Tensor
         wrong_value("attention_mask", expected, given, _EAGER)
     if given.shape[-1] not in (1, Tk) or given.shape[-2] not in (1, Tq):
         wrong_value("attention_mask", f"one that broadcasts to (..., {Tq}, {Tk})", given)
+    if isinstance(given, MaskTensor) and given.changed():
+        given = given.written()
     if isinstance(given, MaskTensor):
         return (given.mask if given.shape[-2:] == (Tq, Tk) else given.allowed()), None
     return (given, None) if given.dtype == torch.bool else (None, given)
