@@ -220,6 +220,15 @@ def test_masks(kernel: str, mask: str) -> None:
     check(kernel, "dot", "softmax", mask, "none")
 
 
+@pytest.mark.parametrize("mask", [name for name in MASKS if name != "rule"])
+def test_masks_on_the_direct_kernel(mask: str) -> None:
+    """It takes no grouped heads and no gradients."""
+    q, k, v = Q.detach(), *(x.detach().repeat_interleave(2, 1) for x in (K, V))
+    with use_kernel("direct"):
+        output = attention(q, k, v, MASKS[mask][0])
+    torch.testing.assert_close(output, by_hand("dot", "softmax", mask, "none")[0])
+
+
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("bias", BIASES)
 def test_biases(kernel: str, bias: str) -> None:
