@@ -241,4 +241,4 @@ def test_plan_knows_of_dropout() -> None:
     small = torch.zeros(1, 1, 4, 4)
     assert plan(small, small, small).kernel == "direct"
     chosen = plan(small, small, small, dropout_p=0.1)
-    assert chosen.kernel == "tiled" and "dropout" in chosen.reasons["direct"]
+    assert chosen.kernel != "direct" and "dropout" in chosen.reasons["direct"]

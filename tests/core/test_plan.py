@@ -16,7 +16,7 @@ from regard.masks import Causal, Dense, Documents, Padding, Prefix, Rows, Rule, 
 from regard.normalizers import Entmax15, Softmax
 from regard.scores import Additive, Dot, Modified
 
-B, H, HKV, TQ, TK, D, DV = 2, 4, 2, 30, 40, 8, 5
+B, H, HKV, TQ, TK, D, DV = 2, 4, 2, 60, 80, 8, 5
 Q, K, V = torch.randn(B, H, TQ, D), torch.randn(B, HKV, TK, D), torch.randn(B, HKV, TK, DV)
 SMALL = torch.randn(1, 2, 6, 4)
 SCATTERED = torch.rand(TQ, TK, generator=torch.Generator().manual_seed(0)) > 0.5
@@ -188,7 +188,7 @@ def test_nothing_is_computed_or_drawn() -> None:
 def test_it_prints_everything() -> None:
     text = str(plan(Q, K, V, Causal("lower_right"), normalize=Softmax(0.0)))
     for part in (
-        "B 2, H 4, Hkv 2, Tq 30, Tk 40, D 8, Dv 5",
+        "B 2, H 4, Hkv 2, Tq 60, Tk 80, D 8, Dv 5",
         "tiled",
         "direct",
         "inline",
