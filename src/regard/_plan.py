@@ -19,6 +19,9 @@ from regard.kernels import problem as problems
 
 Result = tuple[Tensor, Tensor]
 
+# Measured: forward and backward, strips overtake whole matrices between 2^15 and 2^17 pairs.
+FEW_PAIRS = 1 << 15
+
 
 class Kernel(NamedTuple):
     """A kernel: its name, what it is, how it runs a call, and why it does not take one (None: it does)."""
@@ -37,7 +40,16 @@ def _run_reference(call: Call, lse: bool) -> Result:
 def _refuses_reference(call: Call) -> str | None:
     if _ops.forward_mode():
         return None
-    return "a kernel of linear memory takes the call; the definition runs in forward-mode differentiation"
+    frame = call.frame
+    if (
+        torch.compiler.is_compiling()
+        or torch._C._are_functorch_transforms_active()
+        or frame.device.type == "meta"
+    ):
+        return "traced and transformed calls go through the registered operator"
+    if frame.B * frame.H * frame.Tq * frame.Tk > FEW_PAIRS:
+        return f"more than {FEW_PAIRS} pairs: a kernel of linear memory takes the call"
+    return None
 
 
 def without_autocast(device: torch.device) -> contextlib.AbstractContextManager[object]:
@@ -88,17 +100,10 @@ def _refuses_inline(call: Call) -> str | None:
 
 
 KERNELS: tuple[Kernel, ...] = (
-    Kernel("direct", "torch's own attention, dot and softmax on few pairs", _run_direct, direct.refuses),
-    Kernel(
-        "tiled", "pure torch, strip by strip, built-ins, one registered operator", _run_tiled, _refuses_tiled
-    ),
-    Kernel(
-        "inline",
-        "pure torch, block by block, your own callables, each block a checkpoint",
-        _run_inline,
-        _refuses_inline,
-    ),
-    Kernel("reference", "the definition, whole matrices", _run_reference, _refuses_reference),
+    Kernel("direct", "torch's own attention: dot and softmax, few pairs", _run_direct, direct.refuses),
+    Kernel("reference", "the definition: few pairs, forward mode", _run_reference, _refuses_reference),
+    Kernel("tiled", "strips, built-ins, one registered operator", _run_tiled, _refuses_tiled),
+    Kernel("inline", "blocks, your own callables, each a checkpoint", _run_inline, _refuses_inline),
 )
 
 _forced: contextvars.ContextVar[str | None] = contextvars.ContextVar("regard_kernel", default=None)

@@ -57,6 +57,7 @@ def attend(call: Call) -> Tensor | None:
     if call.mask is not None:
         frame = call.frame
         allowed = call.mask.allowed(coordinates(frame, call.offset, (0, frame.Tq), (0, frame.Tk)))
+        allowed = allowed[None] if allowed.ndim == 1 else allowed
     output = torch.nn.functional.scaled_dot_product_attention(query, key, call.value, allowed, scale=scale)
     finite = math.isfinite(query.sum().item() + key.sum().item() + output.sum().item())
     return output if finite else None
