@@ -82,7 +82,7 @@ def test_outputs_gradients_and_weights_are_those_of_eager(name, kernel, calls):
             assert layer.shape == other.shape
             if rows is not None and layer.shape[:1] + layer.shape[2:3] == rows.shape:
                 layer, other = layer.transpose(1, 2)[rows], other.transpose(1, 2)[rows]
-            torch.testing.assert_close(layer, other, rtol=1e-4, atol=1e-6)
+            assert difference(layer, other) <= CLOSE, key
 
 
 @pytest.mark.parametrize("name", sorted(zoo.FAMILIES.keys() - OWN_TENSOR))
