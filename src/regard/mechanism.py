@@ -42,6 +42,9 @@ class Mechanism(Mapping[str, Any]):
     def __setattr__(self, name: str, value: Any) -> None:
         raise AttributeError(f"Mechanism is frozen; say mechanism.but({name}=...) for another one")
 
+    def __delattr__(self, name: str) -> None:
+        raise AttributeError("Mechanism is frozen; nothing can be taken out of it")
+
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuilt, (self.name, self.formula, self.paper, self._given)
 

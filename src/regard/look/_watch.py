@@ -25,7 +25,7 @@ def watch(model: nn.Module) -> Iterator[Record]:
 
     >>> with watch(model) as record:  # doctest: +SKIP
     ...     model(**inputs)
-    >>> record.sites[0].weights       # (B, H, Tq, Tk), computed when asked for
+    >>> record.sites[0].weights  # doctest: +SKIP
 
     The model is not changed: its outputs are the same to the bit, and when the block is left, also by an exception, its
     hooks are as they were. A site keeps copies of its query, key, value, output (O(T D)) and of the mask it was given.
