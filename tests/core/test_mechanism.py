@@ -77,14 +77,15 @@ def test_varlen_takes_it() -> None:
 
 
 def test_it_is_frozen() -> None:
+    frozen = Mechanism("frozen", score=CAPPED)
     for name in ("name", "formula", "paper", "score", "anything"):
         with pytest.raises(AttributeError, match=r"frozen; say mechanism\.but"):
-            setattr(WHOLE, name, "x")
+            setattr(frozen, name, "x")
     with pytest.raises(TypeError):
-        WHOLE["score"] = Dot()  # type: ignore[index]
+        frozen["score"] = Dot()  # type: ignore[index]
     with pytest.raises(AttributeError):
-        del WHOLE.name
-    assert WHOLE.name == "everything"
+        del frozen.name
+    assert frozen.name == "frozen"
 
 
 def test_but_changes_one_thing_and_leaves_the_first_alone() -> None:
