@@ -52,11 +52,7 @@ def attend(
     tensor that is added to the scores, or None: causal where ``is_causal``, or else the module, says so. Dropout only
     while the module trains. Raises ValueError for a mask or an argument that it cannot take.
     """
-    for name, meaning in _NOT_TAKEN.items():
-        if kwargs.get(name) is not None:
-            wrong_value(name, f"None: {meaning} cannot be given", kwargs[name], _EAGER)
-    if query.ndim != 4:
-        wrong_value("query", "(B, H, Tq, D)", query, _EAGER)
+    _refuse(query, kwargs)
     mask: Mask | Tensor | None
     if attention_mask is None:
         causal = bool(getattr(module, "is_causal", False) if is_causal is None else is_causal)
@@ -76,6 +72,14 @@ def attend(
     output = attention(query, key, value, **mechanism, dropout_p=p)
     weights = attention_weights(query, key, **mechanism) if _weights_wanted(kwargs) else None
     return output.transpose(1, 2).contiguous(), weights
+
+
+def _refuse(query: Tensor, kwargs: dict[str, Any]) -> None:
+    for name, meaning in _NOT_TAKEN.items():
+        if kwargs.get(name) is not None:
+            wrong_value(name, f"None: {meaning} cannot be given", kwargs[name], _EAGER)
+    if query.ndim != 4:
+        wrong_value("query", "(B, H, Tq, D)", query, _EAGER)
 
 
 def _weights_wanted(kwargs: dict[str, Any]) -> bool:
