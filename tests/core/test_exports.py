@@ -164,7 +164,7 @@ def _with_examples() -> list[str]:
     found = []
     for name in ["regard", *EVERYTHING]:
         tests = doctest.DocTestFinder(exclude_empty=True).find(importlib.import_module(name))
-        if any(test.examples for test in tests):
+        if any(not example.options.get(doctest.SKIP) for test in tests for example in test.examples):
             found.append(name)
     return found
 
