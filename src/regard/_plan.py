@@ -41,14 +41,12 @@ def _refuses_reference(call: Call) -> str | None:
     if _ops.forward_mode():
         return None
     frame = call.frame
-    if (
-        torch.compiler.is_compiling()
-        or torch._C._are_functorch_transforms_active()
-        or frame.device.type == "meta"
-    ):
+    if _ops.watched() or frame.device.type == "meta":
         return "traced and transformed calls go through the registered operator"
     if frame.B * frame.H * frame.Tq * frame.Tk > FEW_PAIRS:
         return f"more than {FEW_PAIRS} pairs: a kernel of linear memory takes the call"
+    if _checks.autocasts(frame.device):
+        return "autocast would reach its gradients"
     return None
 
 
@@ -230,11 +228,13 @@ def _unknown(visible: _runs.Visible, offset: Offset) -> bool:
 
 def _in_runs(edges: list[tuple[Tensor, Tensor]], frame: Frame) -> int:
     """Pairs in one run or in two that may overlap."""
-    total = sum((high - low).clamp(min=0) for low, high in edges)
+    total = torch.zeros(1, 1, 1, dtype=torch.int64, device=frame.device)
+    for low, high in edges:
+        total = total + (high - low).clamp(min=0)
     if len(edges) == 2:
         (low, high), (low2, high2) = edges
         total = total - (torch.minimum(high, high2) - torch.maximum(low, low2)).clamp(min=0)
-    return int(torch.as_tensor(total).expand(frame.B, frame.H, frame.Tq).sum())
+    return int(total.expand(frame.B, frame.H, frame.Tq).sum())
 
 
 def _in_rows(visible: _runs.Visible, edges: list[tuple[Tensor, Tensor]], frame: Frame, rows: slice) -> int:

@@ -327,7 +327,8 @@ class Dense(Mask):
     """A bool tensor that broadcasts to (*batch, H, Tq, Tk): (Tq, Tk), or as many dimensions as the query has.
 
     One scan finds whether its rows are runs of keys; the result is kept here, so that one ``Dense`` used for
-    many calls is scanned once.
+    many calls is scanned once. Writing into the tensor is noticed, unless it goes round torch (``.numpy()``,
+    ``.data``).
     """
 
     mask: Tensor

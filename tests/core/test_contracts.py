@@ -12,7 +12,7 @@ from regard import attention, attention_weights, attention_with_lse, merge, obse
 from regard._plan import use_kernel
 from regard.masks import Causal, Dense, Documents, Padding, Prefix, Rows, Rule, Window
 from regard.normalizers import Relu, Sigmoid, Softmax
-from regard.scores import Additive, Dot
+from regard.scores import Additive, Distance, Dot
 from tests.core import cases
 
 KERNELS = ("reference", "tiled", "inline")
@@ -220,6 +220,40 @@ def test_a_row_that_overflows_reaches_no_key_that_it_may_not_see(kernel: str) ->
     grads = gradients(output, [q, k, v])
     assert not torch.isfinite(output[:, :, 5]).any()
     assert torch.isfinite(grads[1][:, :, 6:]).all() and torch.isfinite(grads[2][:, :, 6:]).all()
+
+
+@pytest.mark.parametrize("normalize", ["softmax", "sigmoid", "relu", "sparsemax"])
+def test_a_bias_of_minus_infinity_blocks_a_pair_whose_score_overflows(kernel: str, normalize: str) -> None:
+    case, (q, k, v) = cases.make("dot", normalize, "none", "none"), cases.inputs()
+    bias = torch.zeros(cases.TQ, cases.TK, dtype=torch.float64)
+    bias[2, 3] = -torch.inf
+    with torch.no_grad():
+        q[:, :, 2], k[:, :, 3] = 1e200, 1e200
+    allowed = bias == 0
+    rows = [0, 1, 2]
+    by_bias = run(kernel, q[:, :, rows], k, v, bias=bias[rows], **_without(case, "bias", "mask"))
+    by_mask = run(kernel, q[:, :, rows], k, v, allowed[rows], **_without(case, "mask"))
+    close(by_bias[:, :, 2], by_mask[:, :, 2])
+
+
+def _without(case: cases.Case, *names: str) -> dict[str, Any]:
+    return {name: value for name, value in case.keywords.items() if name not in names}
+
+
+def test_distances_keep_their_digits_far_from_the_origin(kernel: str) -> None:
+    """Clusters of queries and keys, far apart: differences are small where the numbers are large."""
+    generator = torch.Generator().manual_seed(0)
+    center = (torch.randn(8, 1, 8, generator=generator) * 1e4).expand(8, 8, 8).reshape(64, 8)
+    base = [center + torch.randn(64, 8, generator=generator) for _ in range(2)] + [
+        torch.randn(64, 8, generator=generator)
+    ]
+    found = []
+    for dtype in (torch.float32, torch.float64):
+        q, k, v = (x.to(dtype)[None, None].requires_grad_() for x in base)
+        output = run(kernel, q, k, v, score=Distance())
+        found.append([output, *torch.autograd.grad(output.square().sum(), (q, k, v))])
+    for got, exact in zip(*found, strict=True):
+        assert (got - exact).norm() <= 4e-6 * exact.norm()
 
 
 # ------------------------------------------------------------------ 6, 7. grouped heads, widths, scales

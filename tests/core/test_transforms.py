@@ -246,6 +246,15 @@ def test_checkpoint_and_deterministic_mode() -> None:
     assert all(torch.equal(one, other) for one, other in zip(got, expected, strict=True))
 
 
+def test_shapes_alone_under_fake_tensors() -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        for length in (5, 300):
+            q = torch.randn(1, 2, length, 8)
+            assert attention(q, q, q, Causal()).shape == q.shape
+
+
 def test_several_threads_at_once() -> None:
     q, k, v = leaves(1, 2, 100, 8)
     expected = _with_gradients(lambda q, k, v: attention(q, k, v, Causal()), q, k, v)

@@ -199,14 +199,14 @@ def call(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
     found: tuple[Tensor, Tensor, Tensor]
     if differentiating():
         found = _apply(Attend, *problem)
-    elif problem.rows_wanted or _watched() or problem.query.device.type == "meta":
+    elif problem.rows_wanted or watched() or problem.query.device.type == "meta":
         found = torch.ops.regard.attend.default(*problem)
     else:
         found = attend(*problem)
     return found
 
 
-def _watched() -> bool:
+def watched() -> bool:
     """Whether tracing, a mode or a transform must see the operator; else its implementation is called as it is."""
     return (
         torch.compiler.is_compiling()

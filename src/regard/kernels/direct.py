@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-from regard import masks
+from regard import _checks, masks
 from regard._call import Call
 from regard._frame import coordinates
 from regard.kernels import _ops
@@ -24,10 +24,8 @@ MOST_PAIRS = 1 << 14
 def refuses(call: Call) -> str | None:
     """Why a call is not for this kernel, or None."""
     score, normalize, frame = call.score, call.normalize, call.frame
-    if frame.device.type != "cpu":
-        return "on the CPU only: looking at results would wait for other devices"
-    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
-        return "traced and transformed calls go through the registered operator"
+    if not _checks.can_look(call.query):
+        return "only where values may be looked at: eager mode, on the CPU"
     if _ops.forward_mode():
         return "forward-mode differentiation needs every step in sight"
     if not 0 < frame.B * frame.H * frame.Tq * frame.Tk <= MOST_PAIRS:

@@ -55,9 +55,12 @@ def scored(call: Call, at: At, query: Tensor, key: Tensor) -> tuple[Tensor, Tens
     if allowed is not None:
         query, key = without_unseen(query, key, allowed)
     scores = _score_of(call.score, call, at, query, key)
-    if call.bias is not None:
-        scores = scores + call.bias.value(at).to(scores.dtype)
     blocked = scores == -torch.inf
+    if call.bias is not None:
+        bias = call.bias.value(at).to(scores.dtype)
+        # Asked of the bias itself: an overflowed score plus -inf is no longer -inf.
+        scores, blocked = scores + bias, blocked | (bias == -torch.inf)
+        blocked = blocked | (scores == -torch.inf)
     if allowed is not None:
         blocked = blocked | ~allowed
     if bad_query is not None:

@@ -32,6 +32,7 @@ class Ready(NamedTuple):
     bad_value: Tensor | None
     edges: list[tuple[Tensor, Tensor]]
     careful: bool
+    closing: bool
 
 
 def _ready(problem: Problem, *others: Tensor | None) -> Ready:
@@ -51,7 +52,15 @@ def _ready(problem: Problem, *others: Tensor | None) -> Ready:
     if own["alpha"] is not None:
         own["alpha"] = own["alpha"].clamp(min=1 + _thresholds.LEAST_POWER)
     problem = problem._replace(query=query, key=key, value=value, **own)
-    return Ready(problem, bad_query, bad_key, bad_value, _strips.edges_of(problem), careful)
+    return Ready(problem, bad_query, bad_key, bad_value, _strips.edges_of(problem), careful, _closes(problem))
+
+
+def _closes(problem: Problem) -> bool:
+    """Whether a bias has -inf in it."""
+    return any(
+        tensor is not None and bool((tensor == -torch.inf).any())
+        for tensor in (problem.bias, problem.diagonal)
+    )
 
 
 def _to(tensor: Tensor | None, dtype: torch.dtype) -> Tensor | None:
@@ -261,10 +270,11 @@ def _biased(ready: Ready, strip: Strip, s: Tensor, closed: list[_strips.Closed])
     """Add bias and diagonal, then close what may not meet with -inf, in place; mark what is not finite with NaN."""
     problem = ready.problem
     if problem.bias is not None:
-        s.add_(_strips.columns(_strips.part(problem.bias, strip.b, strip.heads, strip.rows), strip.keys))
+        tile = _strips.columns(_strips.part(problem.bias, strip.b, strip.heads, strip.rows), strip.keys)
+        _add(s, tile, ready.closing)
     if problem.diagonal is not None:
         for low, high, piece in _diagonals(problem.diagonal, problem, strip):
-            s[..., low:high].add_(piece.unfold(-1, high - low, 1).flip(-2))
+            _add(s[..., low:high], piece.unfold(-1, high - low, 1).flip(-2), ready.closing)
     if ready.careful:
         blocked = s == -torch.inf
         if ready.bad_query is not None:
@@ -276,6 +286,13 @@ def _biased(ready: Ready, strip: Strip, s: Tensor, closed: list[_strips.Closed])
         s.masked_fill_(blocked, -torch.inf)
     for low, high, pairs in closed:
         s[..., low:high].masked_fill_(pairs, -torch.inf)
+
+
+def _add(s: Tensor, tile: Tensor, closing: bool) -> None:
+    """Add a bias in place; one of -inf blocks also where the score itself has overflowed."""
+    s.add_(tile)
+    if closing:
+        s.masked_fill_(tile == -torch.inf, -torch.inf)
 
 
 def _cleared(x: Tensor, blocked: Tensor | None) -> Tensor:
