@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import handle_torch_function
 
 from regard import _checks, _plan
 from regard._call import prepare
@@ -50,9 +51,20 @@ def attention(
     A row that may attend to nothing gives 0. Memory is linear in Tq and Tk, forward and backward.
     Raises TypeError or ValueError that names the argument, what was expected, what came, and the way out.
     """
+    if torch._C._is_torch_function_mode_enabled() and not torch.compiler.is_compiling():
+        return _shown(query, key, value, mask, score, normalize, bias, dropout_p)
     call = prepare(query, key, value, mask, score, normalize, bias, dropout_p)
     output, _ = _plan.choose(call).run(call, False)
     return call.shaped(output)
+
+
+def _shown(
+    query: Any, key: Any, value: Any, mask: Any, score: Any, normalize: Any, bias: Any, p: Any
+) -> Tensor:
+    """A call inside a TorchFunctionMode is the mode's to see, as torch's own functions are (``regard.watch``)."""
+    keywords = {"score": score, "normalize": normalize, "bias": bias, "dropout_p": p}
+    shown: Tensor = handle_torch_function(attention, (), query, key, value, mask, **keywords)
+    return shown
 
 
 def attention_with_lse(

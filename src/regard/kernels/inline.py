@@ -7,6 +7,8 @@ second derivative of the built-ins goes through here as well.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
@@ -56,9 +58,32 @@ def attend(call: Call) -> tuple[Tensor, Tensor]:
             "attention", "fewer blocks of a callable of yours", _checks.words(reason), way_out
         )
     keys = visible(call, spans)
-    parts = [_block(call, span, seen) for span, seen in zip(spans, keys, strict=True)]
+    if torch.compiler.is_compiling():
+        parts = [_block(call, span, seen) for span, seen in zip(spans, keys, strict=True)]
+    else:
+        parts = _kept_apart(call, spans, keys)
     lse = torch.cat([part[1] for part in parts], -1)
     return torch.cat([part[0] for part in parts], -2), lse
+
+
+def _kept_apart(
+    call: Call, spans: list[tuple[int, int]], keys: list[tuple[int, int]]
+) -> list[tuple[Tensor, Tensor]]:
+    """The blocks' results in memory that was taken before the first of them ran.
+
+    A small result that is left behind in the hole of a large temporary keeps the next one from fitting there: the heap
+    would grow by a block for each block.
+    """
+    frame, value = call.frame, call.value
+    dtype = torch.float64 if value.dtype == torch.float64 else torch.float32
+    heights = [stop - start for start, stop in spans]
+    outputs = [value.new_empty(frame.B, frame.H, rows, value.shape[-1]) for rows in heights]
+    lses = [value.new_empty(frame.B, frame.H, rows, dtype=dtype) for rows in heights]
+    parts = []
+    for span, seen, room, rows in zip(spans, keys, outputs, lses, strict=True):
+        output, lse = _block(call, span, seen)
+        parts.append((room.copy_(output), rows.copy_(lse) if lse.ndim == 3 else lse))
+    return parts
 
 
 def _block(call: Call, rows: tuple[int, int], keys: tuple[int, int]) -> tuple[Tensor, Tensor]:
@@ -70,7 +95,21 @@ def _block(call: Call, rows: tuple[int, int], keys: tuple[int, int]) -> tuple[Te
     query = call.query[:, :, slice(*rows)]
     if not torch.is_grad_enabled():
         return run(query, call.key, call.value)
-    found: tuple[Tensor, Tensor] = checkpoint(run, query, call.key, call.value, use_reentrant=False)
+    return _recomputed(run, query, call.key, call.value)
+
+
+def _recomputed(run: Any, *inputs: Tensor) -> tuple[Tensor, Tensor]:
+    """A checkpoint that keeps the generator's state only of blocks that drew from it."""
+    found: tuple[Tensor, Tensor]
+    if torch.compiler.is_compiling() or inputs[0].device.type != "cpu":
+        found = checkpoint(run, *inputs, use_reentrant=False)
+        return found
+    before = torch.get_rng_state()
+    found = checkpoint(run, *inputs, use_reentrant=False, preserve_rng_state=False)
+    if torch.equal(before, torch.get_rng_state()):
+        return found
+    torch.set_rng_state(before)
+    found = checkpoint(run, *inputs, use_reentrant=False)
     return found
 
 

@@ -13,7 +13,12 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
+from regard._attention import attention
+from regard._call import prepare
+from regard._frame import coordinates
 from regard.look._record import Record, Site
+from regard.normalizers import Softmax
+from regard.scores import Dot
 
 # Arguments by which modules are handed the other sequence in cross-attention.
 _OTHER_SIDE = ("encoder_hidden_states", "key_value_states")
@@ -21,7 +26,7 @@ _OTHER_SIDE = ("encoder_hidden_states", "key_value_states")
 
 @contextmanager
 def watch(model: nn.Module) -> Iterator[Record]:
-    """Watch every `F.scaled_dot_product_attention` call that `model` makes inside the block, in this thread.
+    """Watch each `F.scaled_dot_product_attention` and `regard.attention` that `model` calls inside the block, here.
 
     >>> with watch(model) as record:  # doctest: +SKIP
     ...     model(**inputs)
@@ -102,6 +107,8 @@ class _Watcher(TorchFunctionMode):
         output = func(*args, **(kwargs or {}))
         if func is F.scaled_dot_product_attention:
             self._catch(output, *args, **(kwargs or {}))
+        elif func is attention:
+            self._catch_own(output, *args, **(kwargs or {}))
         elif func is F.multi_head_attention_forward:
             self._note(f"{self._places.current[0]}: nn.MultiheadAttention is not looked into yet")
         return output
@@ -151,6 +158,46 @@ class _Watcher(TorchFunctionMode):
         )
         self._record.sites.append(site)
 
+    def _catch_own(
+        self,
+        output: Tensor,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Any = None,
+        *,
+        score: Any,
+        normalize: Any,
+        bias: Any,
+        dropout_p: float,
+    ) -> None:
+        name, other_side = self._places.current
+        plain = isinstance(score, Dot) and score.softcap is None and not _by_head(score.scale)
+        if not plain or not isinstance(normalize, Softmax) or normalize.sink is not None:
+            described = f"{type(score).__name__} and {type(normalize).__name__}"
+            self._note(
+                f"{name}: regard.attention with {described} is not looked into; regard.observe sees it"
+            )
+            return
+        whole = prepare(query, key, value, mask, score, normalize, bias)
+        tile = coordinates(whole.frame, whole.offset, (0, whole.frame.Tq), (0, whole.frame.Tk))
+        call = self._calls.get(name, 0)
+        self._calls[name] = call + 1
+        site = Site(
+            name=name,
+            query=_keep(whole.query),
+            key=_keep(whole.key),
+            value=_keep(whole.value),
+            output=_keep(output.reshape(*whole.query.shape[:3], output.shape[-1])),
+            scale=float(score.factor(query.shape[-1])),
+            kind="cross" if other_side or query.shape[-2] != key.shape[-2] else "self",
+            call=call,
+            mask=None if whole.mask is None else _four(whole.mask.allowed(tile)),
+            bias=None if whole.bias is None else _four(whole.bias.value(tile)),
+            dropout_p=dropout_p,
+        )
+        self._record.sites.append(site)
+
     def _keep_mask(self, mask: Tensor, dimensions: int) -> Tensor:
         # All layers are usually given one mask: it is copied once. The original is held, so that its id stays its own.
         version = (id(mask), -1 if mask.is_inference() else mask._version)
@@ -158,6 +205,14 @@ class _Watcher(TorchFunctionMode):
             self._masks[version] = (mask, _keep(mask))
         kept = self._masks[version][1]
         return kept.reshape((1,) * (dimensions - kept.dim()) + tuple(kept.shape))
+
+
+def _by_head(scale: Any) -> bool:
+    return isinstance(scale, Tensor) and scale.dim() > 0
+
+
+def _four(pairs: Tensor) -> Tensor:
+    return _keep(pairs.reshape((1,) * (4 - pairs.dim()) + tuple(pairs.shape)))
 
 
 def _with_heads(query: Tensor, key: Tensor, value: Tensor, output: Tensor) -> tuple[Tensor, ...]:
