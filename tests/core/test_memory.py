@@ -37,4 +37,4 @@ def test_callables_without_gradients() -> None:
 
 
 def test_callables_with_gradients() -> None:
-    assert peak(8192, "grad") < 170
+    assert peak(20000, "grad") < 400  # the matrix would be 1526 MiB

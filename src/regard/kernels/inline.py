@@ -22,6 +22,9 @@ from regard.scores import Additive, Distance
 MOST_TRACED_BLOCKS = 64
 _BUDGET = 1 << 20
 _MOST_ROWS = 256
+# The graphs of many blocks, small and lasting, would pin the heap between large temporaries. From 32 MiB on the C
+# library maps an allocation by itself and gives it back whole: few large blocks, where there would be many.
+_MANY, _MAPPED = 1 << 27, 9 << 20
 
 
 def blocks(call: Call) -> list[tuple[int, int]]:
@@ -31,6 +34,8 @@ def blocks(call: Call) -> list[tuple[int, int]]:
     if _additive(call):
         wide *= max(1, call.query.shape[-1])
     rows = max(1, min(_MOST_ROWS, _BUDGET // wide))
+    if call.mask is None and wide * frame.Tq >= _MANY and not torch.compiler.is_compiling():
+        rows = max(1, _MAPPED // wide)
     if torch.compiler.is_compiling():
         rows = max(64, rows)
     return [(start, min(start + rows, frame.Tq)) for start in range(0, frame.Tq, rows)]
