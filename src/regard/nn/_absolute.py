@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from regard import biases, masks
+from regard import _checks, biases, masks
 from regard.biases import Bias
 from regard.masks import Mask
 from regard.scores import Modified
@@ -72,15 +72,17 @@ def _leaf(mask: Mask, seen: Seen) -> Mask:
     if isinstance(mask, masks.Prefix):
         return masks.Prefix(_shifted(mask.n, seen))
     if isinstance(mask, masks.Keys):
-        return masks.Keys(_keys(mask.keep, seen))
+        return masks.Keys(_keys("Padding.of", mask.keep, seen))
     if isinstance(mask, masks.Dense):
-        return masks.Dense(_pairs(mask.mask, seen))
+        return masks.Dense(_pairs("mask", mask.mask, seen))
     if isinstance(mask, masks.Documents):
-        ids = mask.query_ids if mask.key_ids is None else mask.key_ids
-        return masks.Documents(_rows(mask.query_ids, seen), _keys(ids, seen))
+        name, ids = ("query_ids", mask.query_ids) if mask.key_ids is None else ("key_ids", mask.key_ids)
+        keys = _keys(f"Documents({name}=)", ids, seen)
+        return masks.Documents(_rows("Documents(query_ids=)", mask.query_ids, seen), keys)
     if isinstance(mask, masks.Rows):
         start, stop = (
-            None if edge is None else _shifted(_rows(edge, seen), seen) for edge in (mask.start, mask.stop)
+            None if edge is None else _shifted(_rows(f"Rows({name}=)", edge, seen), seen)
+            for name, edge in (("start", mask.start), ("stop", mask.stop))
         )
         return masks.Rows(start, stop)
     if isinstance(mask, masks.Rule):
@@ -95,7 +97,7 @@ def seen_bias(bias: Bias | None, seen: Seen) -> Bias | None:
         left, right = seen_bias(bias.left, seen), seen_bias(bias.right, seen)
         assert left is not None and right is not None
         return biases.Sum(left, right)
-    return biases.Values(_pairs(bias.tensor, seen)) if isinstance(bias, biases.Values) else bias
+    return biases.Values(_pairs("bias", bias.tensor, seen)) if isinstance(bias, biases.Values) else bias
 
 
 def seen_score(score: Any, seen: Seen) -> Any:
@@ -128,19 +130,27 @@ def _shifted(count: Any, seen: Seen) -> Any:
     return min(max(count - seen.first, 0), seen.Tk)
 
 
-def _keys(along: Tensor, seen: Seen) -> Tensor:
-    return along[..., seen.first : seen.first + seen.Tk]
+def _keys(name: str, along: Tensor, seen: Seen) -> Tensor:
+    return _part(name, along, -1, "keys", seen.first, seen.Tk)
 
 
-def _rows(along: Tensor, seen: Seen) -> Tensor:
+def _rows(name: str, along: Tensor, seen: Seen) -> Tensor:
     """The rows of the call, of a tensor that has these or those of a whole pass."""
-    return along if along.shape[-1] == seen.Tq else along[..., seen.row : seen.row + seen.Tq]
+    return along if along.shape[-1] == seen.Tq else _part(name, along, -1, "rows", seen.row, seen.Tq)
 
 
-def _pairs(tensor: Tensor, seen: Seen) -> Tensor:
+def _pairs(name: str, tensor: Tensor, seen: Seen) -> Tensor:
     """A tensor of pairs: the keys of the call, and its rows where it has those of a whole pass."""
-    if tensor.shape[-1] > 1:
-        tensor = _keys(tensor, seen)
+    if tensor.ndim and tensor.shape[-1] > 1:
+        tensor = _keys(name, tensor, seen)
     if tensor.ndim > 1 and tensor.shape[-2] > 1 and tensor.shape[-2] != seen.Tq:
-        tensor = tensor[..., seen.row : seen.row + seen.Tq, :]
+        tensor = _part(name, tensor, -2, "rows", seen.row, seen.Tq)
     return tensor
+
+
+def _part(name: str, tensor: Tensor, dim: int, said: str, first: int, count: int) -> Tensor:
+    """Positions ``first`` to first + count - 1; a slice past the end would leave fewer, and one would broadcast."""
+    if tensor.shape[dim] < first + count:
+        way_out = "With a cache they are counted from position 0 on, as in a full pass."
+        _checks.wrong_value(name, f"{first + count} {said} or more", tensor, way_out)
+    return tensor.narrow(dim, first, count)

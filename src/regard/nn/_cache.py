@@ -7,20 +7,28 @@ again before ``crop`` or ``reset``, and a step copies the new positions alone; r
 
 ``reorder(index)`` picks samples (beam search), ``crop(n)`` keeps the first n positions, ``reset()`` starts afresh.
 A call that raises leaves the cache as it was. Caches are for decoding: tensors that need a gradient are refused.
+
+A cache is of one layer: while it holds positions, another module is refused (not under ``torch.compile``). A copy
+(``copy.copy``, ``copy.deepcopy``, pickle) has rooms of its own and may go to any layer of the same sizes.
 """
 
 from __future__ import annotations
 
+import copy
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from regard import _checks
 from regard._checks import words, wrong_type, wrong_value
 from regard.nn import _given
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 _FIRST_ROOM = 64
 
@@ -52,6 +60,7 @@ class Cache:
 
     def __init__(self) -> None:
         self._state = State()
+        self._owner: weakref.ref[nn.Module] | None = None
 
     @property
     def length(self) -> int:
@@ -116,6 +125,36 @@ class Cache:
     def reset(self) -> None:
         """Forget everything; the next ``append`` may be of another batch, and its first position is 0."""
         self._state = State()
+
+    def __copy__(self) -> Self:
+        twin = type(self).__new__(type(self))
+        twin.__dict__.update(self.__getstate__())
+        twin._state = _separate(self._state)
+        return twin
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        twin = memo[id(self)] = copy.copy(self)
+        for name, held in twin.__dict__.items():
+            if name != "_state":
+                twin.__dict__[name] = copy.deepcopy(held, memo)
+        return twin
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_owner": None}
+
+    def __setstate__(self, held: dict[str, Any]) -> None:
+        self.__dict__.update(held)
+        if torch.is_inference_mode_enabled():
+            self._state = _separate(self._state)  # a room outlives the mode it was loaded in
+
+    def belongs_to(self, module: nn.Module) -> None:
+        """Note that ``module`` appends from here on; ValueError where another one's positions are held."""
+        owner = None if self._owner is None else self._owner()
+        if self.length and owner is not None and owner is not module:
+            way_out = "Make one cache for each layer; reset() empties it, copy.copy(cache) may go to another."
+            got = words(f"one with {self.length} positions of another {type(owner).__name__}")
+            wrong_value("cache", "a cache of this layer", got, way_out)
+        self._owner = weakref.ref(module)
 
     def __repr__(self) -> str:
         held = "" if self._state.key is None else f", batch and heads {tuple(self._state.key.shape[:-2])}"
@@ -229,6 +268,14 @@ def _moved(state: State, key: Tensor, value: Tensor, low: int, capacity: int) ->
             room.narrow(-2, 0, held).copy_(old.narrow(-2, low, held))
         rooms.append(room)
     return State(rooms[0], rooms[1], state.first + low, state.stop - low, _like(key, value))
+
+
+def _separate(state: State) -> State:
+    """The same in rooms of its own."""
+    if state.key is None or state.value is None:
+        return state
+    with torch.inference_mode(False), torch.no_grad():
+        return state._replace(key=state.key.clone(), value=state.value.clone())
 
 
 def _picked(room: Tensor, index: Tensor) -> Tensor:

@@ -174,10 +174,20 @@ class Heads(nn.Module):
             wrong_value(
                 "cache", f"for RingCache({cache.left}) a mask with Window({cache.left}, ...)", got, way_out
             )
+        if not torch.compiler.is_compiling():
+            cache.belongs_to(self)
         with unchanged_on_error(cache):
             key, value, offset = cache.append(key, value)
+            if self._learns(query):  # autograd lets no later step write beside what it keeps
+                key, value = key.clone(), value.clone()
             seen = Seen(start, query.shape[-2], start - offset, key.shape[-2])
             return self._unbatched(x, self._attend(query, key, value, mask, seen))
+
+    def _learns(self, query: Tensor) -> bool:
+        """Whether a backward pass may come, with keys and values that need no gradient."""
+        if not torch.is_grad_enabled():
+            return False
+        return query.requires_grad or any(parameter.requires_grad for parameter in self.parameters())
 
     def _positions_used(self, *positions: Tensor | None) -> None:
         if self.rotary is None and any(given is not None for given in positions):
