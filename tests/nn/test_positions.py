@@ -174,6 +174,13 @@ X = torch.randn(2, 3, 8)
         (lambda: rnn.RotaryPositions(8)(X, offset=1.5), "offset: expected a whole number"),
         (lambda: rnn.SinusoidalPositions(4)(X), "x: expected .*width = 4"),
         (lambda: rnn.LearnedPositions(4, 8)(X[0, 0]), "x: expected"),
+        (lambda: rnn.SinusoidalPositions(8)(X.long()), "x: expected a floating-point tensor .*int64"),
+        (lambda: rnn.SinusoidalPositions(8)(X > 0), "x: expected a floating-point tensor .*bool"),
+        (lambda: rnn.LearnedPositions(4, 8)(X.int()), "x: expected a floating-point tensor .*int32"),
+        (lambda: rnn.LearnedPositions(4, 8)(X > 0), "x: expected a floating-point tensor .*bool"),
+        (lambda: rnn.SinusoidalPositions(8)(X.to(torch.complex64)), "x: expected a floating-point tensor"),
+        (lambda: rnn.SinusoidalPositions(8).table(X[0, 0]), "positions: expected an integer tensor"),
+        (lambda: rnn.SinusoidalPositions(8).table(X[0, 0] > 0), "positions: expected an integer tensor"),
         (
             lambda: rnn.SelfAttention(8, 2, rotary=rnn.RotaryPositions(6)),
             "rotary: expected a width of at most head_dim = 4",

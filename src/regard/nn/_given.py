@@ -43,6 +43,8 @@ def rows(name: str, x: Any, width: int, linear: nn.Linear | None, width_name: st
     if linear is not None and x.dtype != linear.weight.dtype and not _autocast(x.device.type):
         own = str(linear.weight.dtype).removeprefix("torch.")
         wrong_type(name, f"the module's dtype, {own}", x, "Say module.to(x.dtype) or x.to(...).")
+    if not x.is_floating_point():
+        wrong_type(name, f"a floating-point tensor (B, T, {width_name}) or (T, {width_name})", x)
     return x
 
 
@@ -51,7 +53,10 @@ def _autocast(kind: str) -> bool:
 
 
 def fitting_state(module: nn.Module) -> None:
-    """Have ``load_state_dict`` refuse tensors of another shape before anything of ``module`` is loaded."""
+    """Have ``load_state_dict`` refuse tensors of another shape before anything of ``module`` is loaded.
+
+    A module sees its own part of a state dict alone: what was loaded before it, in a Sequential, stays loaded.
+    """
     module.register_load_state_dict_pre_hook(_shapes_fit)
 
 

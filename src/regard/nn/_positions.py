@@ -55,7 +55,8 @@ def _base(base: Any) -> float:
 class SinusoidalPositions(nn.Module):
     """Adds ``sin(p / base^(2i/D))`` to column 2i and the cosine to column 2i + 1 (Vaswani et al., 2017).
 
-    x (*batch, T, D) -> (*batch, T, D), D the ``width``, for any length. Raises ValueError for another width.
+    x (*batch, T, D) -> (*batch, T, D), D the ``width``, for any length. Raises ValueError for another width, TypeError
+    for an input that is not of a floating-point dtype.
     """
 
     def __init__(self, width: int, *, base: float = 10_000.0) -> None:
@@ -65,6 +66,7 @@ class SinusoidalPositions(nn.Module):
 
     def table(self, positions: Tensor) -> Tensor:
         """The encoding of integer positions (...): (..., D), in float64 where the device has it."""
+        _checks.dense("positions", positions, "an integer tensor", _checks.INTEGERS)
         turned = angles(positions, self.width, self.base)
         return torch.stack([turned.sin(), turned.cos()], -1).flatten(-2)[..., : self.width]
 
@@ -80,7 +82,8 @@ class SinusoidalPositions(nn.Module):
 class LearnedPositions(nn.Module):
     """Adds a learned row a position: owns ``weight`` (length, D), normal with deviation 0.02 at first.
 
-    x (*batch, T, D) -> (*batch, T, D). Raises ValueError for a position from ``length`` on.
+    x (*batch, T, D) -> (*batch, T, D). Raises ValueError for a position from ``length`` on, TypeError for an input
+    that is not of a floating-point dtype.
     """
 
     def __init__(self, length: int, width: int, *, device: Any = None, dtype: Any = None) -> None:
