@@ -243,6 +243,12 @@ CROSS = rnn.CrossAttention(12, 3, context_dim=10)
 WIDE = rnn.Attention(12, 3, kdim=10)
 TWO = rnn.Attention(12, 3, kdim=10, vdim=9)
 
+
+def autocast(module, x):
+    with torch.autocast("cpu", torch.bfloat16):
+        return module(x)
+
+
 BAD = [
     (
         lambda: rnn.Attention(12, 5),
@@ -270,6 +276,13 @@ BAD = [
         lambda: rnn.SelfAttention(12, 4, kdim=3),
         "SelfAttention: expected arguments among .*'kdim'.*nn.Attention",
     ),
+    (
+        lambda: rnn.Attention(12, 4, batch_first=True),
+        "^Attention: expected arguments among .*kdim.*'batch_first'.*batch first",
+    ),
+    (lambda: rnn.Attention(12, 4, add_zero_attn=True), "^Attention: expected .*got 'add_zero_attn'"),
+    (lambda: rnn.Attention(12), "^Attention.__init__.. missing .*'num_heads'"),
+    (lambda: rnn.EncoderBlock(12, 4, batch_first=True), "^SelfAttention: expected .*'batch_first'"),
     (lambda: rnn.SelfAttention(12, 4, causal=True), "SelfAttention: expected arguments among"),
     (lambda: rnn.CrossAttention(12, 4, context_dim=0), "context_dim: expected 1 or more"),
     (
@@ -280,6 +293,11 @@ BAD = [
     (lambda: ATTENTION([1.0]), "query: expected a tensor"),
     (lambda: ATTENTION(X.double()), "query: expected the module's dtype, float32, got a float64.*module.to"),
     (lambda: ATTENTION(X.long()), "query: expected the module's dtype"),
+    (lambda: autocast(ATTENTION, X.long()), "query: expected a floating-point tensor"),
+    (
+        lambda: rnn.StepAttention(12, score=Dot(scale=1)).project(X.long()),
+        "states: expected a floating-point",
+    ),
     (lambda: ATTENTION(X, torch.randn(3, 7, 12)), "query, key, value: expected batch dimensions"),
     (lambda: ATTENTION(X, torch.randn(7, 12)), "key: expected as many dimensions"),
     (lambda: ATTENTION(X, None, X), "key: expected a key beside the value"),

@@ -1,5 +1,6 @@
 """Modules that own parameters: what they return, and that they train, move, save and load."""
 
+import functools
 import io
 
 import pytest
@@ -9,9 +10,10 @@ from torch import nn
 import regard
 import regard.nn as rnn
 from regard.biases import Alibi, Relative
-from regard.masks import Causal
+from regard.masks import Causal, Rule
 from regard.normalizers import Entmax, Softmax
-from regard.scores import Additive, Bilinear, Dot
+from regard.scores import Additive, Bilinear, Dot, Modified
+from regard.variants import graph_v2
 
 D, H = 8, 4
 
@@ -161,6 +163,94 @@ def test_a_module_that_is_a_score():
     assert "score.down.weight" in module.state_dict()
     module(torch.randn(2, 4, 32)).square().sum().backward()
     assert module.score.down.weight.grad.abs().max() > 0
+
+
+W = nn.Parameter(torch.randn(D, D))
+
+
+def bilinear(query, key, weight=None):
+    return (query if weight is None else query @ weight) @ key.transpose(-1, -2)
+
+
+def closing_over(held):
+    def score(query, key):
+        weight = held[0] if isinstance(held, list) else held["w"] if isinstance(held, dict) else held
+        return bilinear(query, key, weight)
+
+    return score
+
+
+def wrapped(function):
+    return lambda query, key: function(query, key)
+
+
+class Bound:
+    def __init__(self, weight):
+        self.weight = weight
+
+    def __call__(self, query, key):
+        return bilinear(query, key, self.weight)
+
+    def score(self, query, key):
+        return bilinear(query, key, self.weight)
+
+
+def callables(weight):
+    return [
+        closing_over(weight),
+        closing_over([weight]),
+        closing_over({"w": weight}),
+        wrapped(closing_over(weight)),
+        wrapped(wrapped(functools.partial(bilinear, weight=weight))),
+        functools.partial(bilinear, weight=weight),
+        lambda query, key, weight=weight: bilinear(query, key, weight),
+        Bound(weight),
+        Bound(weight).score,
+        Modified(Dot(), lambda s, b, h, q, k: s + weight[h, 0]),
+    ]
+
+
+@pytest.mark.parametrize("which", range(len(callables(W))))
+def test_callables_that_hold_a_parameter_are_refused(which):
+    message = "score: expected an object without parameters, got .* with a gradient, which no module owns"
+    with pytest.raises(ValueError, match=message):
+        rnn.SelfAttention(32, H, score=callables(W)[which])
+    with pytest.raises(ValueError, match=message):
+        rnn.StepAttention(D, score=callables(W)[which])
+    given = callables(W.detach())[which]  # a constant may be closed over
+    assert rnn.SelfAttention(32, H, score=given)(torch.randn(1, 3, 32)).shape == (1, 3, 32)
+
+
+def test_a_mechanism_that_closes_over_a_parameter_is_owned_by_an_owner():
+    class GATv2(rnn.Owner):
+        def __init__(self):
+            super().__init__()
+            self.a = nn.Parameter(torch.randn(D))
+
+        def forward(self):
+            return graph_v2(self.a)["score"]
+
+    with pytest.raises(ValueError, match="graph_v2.<locals>.score closing over a with a gradient.*nn.Owner"):
+        rnn.SelfAttention(32, H, **graph_v2(nn.Parameter(torch.randn(D))))
+    with pytest.raises(ValueError, match="normalize: expected an object without parameters"):
+        rnn.SelfAttention(32, H, normalize=lambda scores, weight=W: scores.softmax(-1) * weight[0, 0])
+    with pytest.raises(ValueError, match="mask: expected an object without parameters"):
+        rnn.SelfAttention(32, H, mask=Causal() & Rule(lambda b, h, q, k, w=W: w[h, 0] > q - k))
+    module = rnn.SelfAttention(32, H, score=GATv2())
+    module(torch.randn(2, 4, 32)).square().sum().backward()
+    assert module.get_parameter("score.a").grad.abs().max() > 0
+
+
+def test_a_callable_that_holds_itself_or_a_module_is_taken():
+    inner = nn.Linear(D, D)
+    table = {}
+
+    def score(query, key):
+        assert table["me"] is score
+        return bilinear(inner(query), key)
+
+    table["me"] = score
+    assert rnn.SelfAttention(32, H, score=score)(torch.randn(1, 3, 32)).shape == (1, 3, 32)
 
 
 @pytest.mark.parametrize(

@@ -42,6 +42,13 @@ class Options(TypedDict, total=False):
     dtype: torch.dtype | None
 
 
+class AllOptions(Options, total=False):
+    """Those of ``Attention``, which takes keys and values of other widths."""
+
+    kdim: int | None
+    vdim: int | None
+
+
 class Attention(Heads):
     """Multi-head attention, ``out_proj(concat_h attention(q_h, k_h, v_h))`` (Vaswani et al., 2017), any mechanism.
 
@@ -60,8 +67,13 @@ class Attention(Heads):
     rotary: turns queries and keys by their positions. dropout_p: share of weights dropped in training mode.
 
     Weights are never returned: see ``regard.observe`` and ``regard.watch``. Tensors inside core objects stay on their
-    device when the module moves; plain tensors and Owners move with it. Raises TypeError or ValueError.
+    device when the module moves; plain tensors and Owners move with it. A state dict with a tensor of another shape is
+    refused before anything of this module is loaded; modules that stand before it in a Sequential are loaded by then.
+    Raises TypeError or ValueError.
     """
+
+    def __init__(self, embed_dim: int, num_heads: int, **options: Unpack[AllOptions]) -> None:
+        super().__init__(embed_dim, num_heads, **_only_options("Attention", options, AllOptions))
 
     def forward(
         self,
@@ -186,9 +198,16 @@ def _same_batch(query: Tensor, key: Tensor, name: str = "key") -> None:
         wrong_value(name, "as many dimensions as the query has", shapes)
 
 
-def _only_options(owner: str, options: Any) -> Any:
+_WAYS_OUT = {
+    "kdim": "nn.Attention takes kdim and vdim.",
+    "vdim": "nn.Attention takes kdim and vdim.",
+    "batch_first": "Inputs are batch first, (B, T, embed_dim); regard.compat.MultiheadAttention takes the flag.",
+}
+
+
+def _only_options(owner: str, options: Any, known: Any = Options) -> Any:
     for name in options:
-        if name not in Options.__annotations__:
-            way_out = "nn.Attention takes kdim and vdim." if name in ("kdim", "vdim") else ""
-            wrong_type(owner, "arguments among " + ", ".join(Options.__annotations__), name, way_out)
+        if name not in known.__annotations__:
+            expected = "arguments among " + ", ".join(known.__annotations__)
+            wrong_type(owner, expected, name, _WAYS_OUT.get(name, ""))
     return options

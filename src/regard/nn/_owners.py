@@ -9,7 +9,10 @@ Letters: H query heads, D width of query and key, R the reach of a bias.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
+import types
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -69,19 +72,66 @@ def mechanism(name: str, given: Any) -> Any:
 
 
 def owned(name: str, given: Any) -> Any:
-    """Refuse a core object that holds tensors in need of a gradient: no module would train, move or save them."""
-    if dataclasses.is_dataclass(given) and not isinstance(given, type):
-        for part in dataclasses.fields(given):
-            inside = getattr(given, part.name)
-            if isinstance(inside, Tensor) and inside.requires_grad:
-                what = words(f"{type(given).__name__}({part.name}=) with a gradient, which no module owns")
-                way_out = (
-                    "Give the module that owns it (nn.AdditiveScore, nn.RelativeBias, nn.Sink, "
-                    "or an nn.Owner of yours)."
-                )
-                wrong_value(name, "an object without parameters", what, way_out)
-            owned(name, inside)
+    """Refuse an object or callable that holds tensors in need of a gradient: no module would train, move or save them.
+
+    Looked into: fields of dataclasses; what functions close over, their defaults, what ``partial`` binds; attributes of
+    other callables and of what a method is bound to; lists, tuples, dicts. Not modules, which may be owned elsewhere,
+    nor globals.
+    """
+    _look_into(name, given, "", set())
     return given
+
+
+def _look_into(name: str, given: Any, holder: str, met: set[int]) -> None:
+    if isinstance(given, nn.Module) or id(given) in met:
+        return
+    met.add(id(given))
+    for where, inside in _held(given, holder):
+        if isinstance(inside, Tensor) and inside.requires_grad:
+            what = words(f"{where} with a gradient, which no module owns")
+            owners = "nn.AdditiveScore, nn.RelativeBias, nn.Sink, or an nn.Owner of yours"
+            way_out = f"Give the module that owns it ({owners})."
+            wrong_value(name, "an object without parameters", what, way_out)
+        _look_into(name, inside, where, met)
+
+
+def _held(given: Any, holder: str) -> Iterator[tuple[str, Any]]:
+    """What an object holds, each with the words for it."""
+    if isinstance(given, type) or isinstance(given, Tensor):
+        return
+    if dataclasses.is_dataclass(given):
+        for part in dataclasses.fields(given):
+            yield f"{type(given).__name__}({part.name}=)", getattr(given, part.name)
+    elif isinstance(given, (list, tuple, dict)):
+        for one in given.values() if isinstance(given, dict) else given:
+            yield holder, one
+    elif isinstance(given, types.FunctionType):
+        yield from _of_function(given)
+    elif isinstance(given, types.MethodType):
+        yield given.__func__.__qualname__, given.__func__
+        if not isinstance(given.__self__, nn.Module):
+            yield from _attributes(given.__self__)
+    elif isinstance(given, functools.partial):
+        for one in (given.func, *given.args, *given.keywords.values()):
+            yield "partial(...)", one
+    elif callable(given):
+        yield from _attributes(given)
+
+
+def _attributes(given: Any) -> Iterator[tuple[str, Any]]:
+    for attribute, one in getattr(given, "__dict__", {}).items():
+        yield f"{type(given).__name__}.{attribute}", one
+
+
+def _of_function(given: types.FunctionType) -> Iterator[tuple[str, Any]]:
+    names = given.__code__.co_freevars
+    for name, cell in zip(names, given.__closure__ or (), strict=True):
+        try:
+            yield f"{given.__qualname__} closing over {name}", cell.cell_contents
+        except ValueError:  # not filled yet
+            continue
+    for one in (*(given.__defaults__ or ()), *(given.__kwdefaults__ or {}).values()):
+        yield f"{given.__qualname__} with a default", one
 
 
 def _heads(heads: int | None) -> tuple[int, ...]:
