@@ -46,7 +46,7 @@ def test_kernels_that_are_named_take_it_and_agree_with_the_definition(entry):
 def test_one_in_full(capsys):
     out = run(capsys, "streaming")
     assert "regard.variants.streaming(window: int, sinks: int = 4" in out
-    assert "Window(left=2, right=0), right=Prefix(n=2)" in out
+    assert "Window(left=2, right=0), right=Sinks(n=2)" in out
     assert "inline: takes it" in out
     assert "inline: takes it" in run(capsys, "graph_v2")
     assert " at 0x" not in run(capsys, "transformer_xl")

@@ -122,6 +122,71 @@ def test_one_thing_can_be_changed():
     assert (weights[0, :, :, 3:] == 0).all() and (weights[1, :, :, 3:] > 0).all()
 
 
+def _summed(gates):
+    """The log gates between key and query, added up pair by pair in float64; float32 where j <= i."""
+    tokens = gates.shape[-1]
+    sums = torch.full((*gates.shape, tokens), -torch.inf, dtype=torch.float64)
+    for i in range(tokens):
+        for j in range(i + 1):
+            sums[..., i, j] = gates[..., j + 1 : i + 1].double().sum(-1)
+    return sums
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", ["steep", "closed", "one of -1e5"])
+def test_forgetting_adds_the_gates_between_key_and_query(kind, dtype):
+    torch.manual_seed(7)
+    gates = -torch.rand(B, H, 96).to(dtype) * (10 if kind == "steep" else 0.2)
+    if kind != "steep":
+        gates[..., 40] = -torch.inf if kind == "closed" else -1e5
+    query, key, value = (torch.randn(B, H, 96, D).to(dtype) for _ in range(3))
+    output = attention(query, key, value, **variants.forgetting(gates))
+    scores = dot(query.double(), key.double()) / math.sqrt(D) + _summed(gates)
+    expected = softmax(scores) @ value.double()
+    close = {"rtol": 1e-5, "atol": 2e-6} if dtype == torch.float32 else {"rtol": 2**-8, "atol": 2**-8}
+    torch.testing.assert_close(output.double(), expected, **close)
+
+
+def test_a_closed_gate_blocks_the_pairs_across_it_and_has_finite_gradients():
+    torch.manual_seed(8)
+    query, gates = draw(B, H, T, D), -torch.rand(B, H, T, dtype=torch.float64)
+    gates[..., 3] = -torch.inf
+    gates.requires_grad_()
+    weights = attention_weights(query, query, **variants.forgetting(gates))
+    assert torch.equal(weights > 0, where(lambda i, j: j <= i and not j < 3 <= i).expand_as(weights))
+    grad = torch.autograd.grad(weights.square().sum(), gates)[0]
+    assert grad.isfinite().all() and (grad[..., 3] == 0).all() and (grad[..., 1] != 0).all()
+
+
+@pytest.mark.parametrize("lambda_", [0.3, torch.tensor(0.3)])
+def test_differential_attention_under_autocast_is_of_one_dtype(lambda_):
+    query, value = torch.randn(B, 2 * H, T, D), torch.randn(B, H, T, D)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert variants.differential(query, query, value, lambda_=lambda_).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("build", [variants.kerple_log, variants.kerple_power])
+def test_decays_in_float16_reach_far(build):
+    ones = torch.ones(H, dtype=torch.float16)
+    table = build(ones, ones, 70000)["bias"].table
+    expected = math.log(70001) if build is variants.kerple_log else 70000.0
+    assert table[0, 0].item() == pytest.approx(-expected, rel=1e-6) and table.isfinite().all()
+
+
+@pytest.mark.parametrize("keys", [0, 2, 4, 6])
+def test_streaming_takes_fewer_keys_than_sinks(keys):
+    mask = variants.streaming(2, 4)["mask"].materialize(keys, keys)
+    assert torch.equal(mask, torch.ones(keys, keys, dtype=torch.bool).tril())
+
+
+def test_a_score_of_one_sample_is_taken_by_all_it_is_broadcast_to():
+    torch.manual_seed(9)
+    query, key, table = draw(1, H, T, D), draw(3, H, T, D), draw(5, D)
+    got = attention(query, key, key, **variants.shaw(query, table))
+    whole = query.expand(3, -1, -1, -1)
+    torch.testing.assert_close(got, attention(whole, key, key, **variants.shaw(whole, table)))
+
+
 # ---------------------------------------------------------------------------- mistakes
 
 QUERY = torch.randn(B, H, T, D)
@@ -193,6 +258,36 @@ MISTAKES = {
         lambda: variants.differential(QUERY, QUERY, QUERY[:, :2], lambda_=torch.ones(3)),
         r"lambda_=.*\(2,\)",
     ),
+    "gates for other keys": (
+        lambda: attention(QUERY, QUERY, QUERY, **variants.forgetting(torch.zeros(B, H, 1))),
+        "forgetting.log_gates=.*a gate a key, 7",
+    ),
+    "gates for other heads": (
+        lambda: attention(QUERY, QUERY, QUERY, **variants.forgetting(torch.zeros(B, 3, T))),
+        "log_gates: expected a shape that broadcasts",
+    ),
+    "a shorter query": (
+        lambda: attention(QUERY, QUERY, QUERY, **variants.shaw(QUERY[:, :, :3], torch.randn(5, D))),
+        "shaw.query=.*the query of the call",
+    ),
+    "a longer query": (
+        lambda: attention(QUERY[:, :, :3], QUERY, QUERY, **variants.shaw(QUERY, torch.randn(5, D), offset=4)),
+        "shaw.query=.*the query of the call",
+    ),
+    "a query of another batch": (
+        lambda: attention(
+            QUERY[:1],
+            QUERY[:1],
+            QUERY[:1],
+            **variants.transformer_xl(QUERY, torch.ones(H, D), torch.ones(H, D), torch.ones(5, D)),
+        ),
+        "transformer_xl.query=.*the query of the call",
+    ),
+    "a vector of another width": (
+        lambda: attention(QUERY, QUERY, QUERY, **variants.graph_v2(torch.randn(4))),
+        "graph_v2.a=.*width 6",
+    ),
+    "a device that is none": (lambda: variants.chunked(2, 5, "cuda:7x"), "chunked.device=.*cuda:7x"),
     "lambda that is NaN": (
         lambda: variants.differential(QUERY, QUERY, QUERY[:, :2], lambda_=math.nan),
         "finite number",

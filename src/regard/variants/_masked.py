@@ -14,6 +14,7 @@ from regard._frame import Alignment
 from regard.masks import Causal, Dense, Documents, Mask, Padding, Prefix, Rule, Window
 from regard.mechanism import Mechanism
 from regard.variants import _arguments as arguments
+from regard.variants._bound import Sinks
 
 
 def causal(alignment: Alignment = None, *, offset: int | Tensor | None = None) -> Mechanism:
@@ -86,13 +87,13 @@ def sliding_window(
 def streaming(
     window: int, sinks: int = 4, alignment: Alignment = None, *, offset: int | Tensor | None = None
 ) -> Mechanism:
-    """StreamingLLM: the first ``sinks`` tokens (at most Tk) and the last ``window``.
+    """StreamingLLM: the first ``sinks`` tokens and the last ``window``.
 
     The paper also counts rotary positions within what is kept; that is the caller's, who turns the keys.
     """
     arguments.whole("streaming", "window", window)
     arguments.whole("streaming", "sinks", sinks, 0)
-    kept = Window(window - 1, 0, alignment, offset=offset) | Prefix(sinks)
+    kept = Window(window - 1, 0, alignment, offset=offset) | Sinks(sinks)
     return Mechanism(
         "StreamingLLM",
         formula="j <= p and (p - window < j or j < sinks)",
@@ -196,4 +197,8 @@ def chunked(chunk: int, length: int, device: torch.device | str | None = None) -
 
 def _blocks(owner: str, size: int, length: int, device: torch.device | str | None) -> Mask:
     arguments.whole(owner, "length", length, 0)
-    return Documents(torch.arange(length, device=device) // size)
+    try:
+        tokens = torch.arange(length, device=device)
+    except (RuntimeError, AssertionError):  # torch names neither the argument nor a way out
+        _checks.wrong_value(f"{owner}(device=)", "a device of this machine, the query's", device)
+    return Documents(tokens // size)

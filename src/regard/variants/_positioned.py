@@ -20,6 +20,7 @@ from regard.mechanism import Mechanism
 from regard.nn._owners import t5_buckets
 from regard.scores import Dot, Modified
 from regard.variants import _arguments as arguments
+from regard.variants._bound import Decay, SameQuery
 
 
 def alibi(
@@ -97,7 +98,7 @@ def kerple_log(
         formula="s = q . k / sqrt(D) - r1_h log(1 + r2_h |p - j|), j <= p; w = softmax(s)",
         paper="Chi et al., 2022",
         mask=Causal(),
-        bias=Relative(-r1[:, None] * torch.log1p(r2[:, None] * away), alignment, offset=offset),
+        bias=Relative(-wide(r1)[:, None] * torch.log1p(wide(r2)[:, None] * away), alignment, offset=offset),
     )
 
 
@@ -114,13 +115,13 @@ def kerple_power(
     if _checks.can_look(r2) and bool((r2 > 2).any()):
         _checks.wrong_value("kerple_power(r2=)", "numbers up to 2", _checks.words("larger ones"))
     # The power at distance 0 is 0 whatever r2; there its derivative, 0^r2 log 0, would be NaN.
-    decay = torch.where(away > 0, away.clamp(min=1) ** r2[:, None], 0.0)
+    decay = torch.where(away > 0, away.clamp(min=1) ** wide(r2)[:, None], 0.0)
     return Mechanism(
         "KERPLE (power)",
         formula="s = q . k / sqrt(D) - r1_h |p - j|^r2_h, j <= p; w = softmax(s)",
         paper="Chi et al., 2022",
         mask=Causal(),
-        bias=Relative(-r1[:, None] * decay, alignment, offset=offset),
+        bias=Relative(-wide(r1)[:, None] * decay, alignment, offset=offset),
     )
 
 
@@ -133,7 +134,7 @@ def _away(owner: str, r1: Any, r2: Any, reach: Any) -> Tensor:
             _checks.wrong_value(f"{owner}({name}=)", "numbers above 0", _checks.words("others"))
     if r1.shape != r2.shape:
         _checks.wrong_value(f"{owner}(r2=)", f"as many heads as r1, {tuple(r1.shape)}", r2)
-    return torch.arange(-reach, reach + 1, dtype=r1.dtype, device=r1.device).abs()
+    return torch.arange(-reach, reach + 1, dtype=wide(r1).dtype, device=r1.device).abs()
 
 
 def swin(table: Tensor, height: int, width: int) -> Mechanism:
@@ -164,8 +165,8 @@ def forgetting(
     """The Forgetting Transformer: ``log_gates`` (*batch, H, Tk), the log of a forget gate a key (log-sigmoid of a
     projection), causal.
 
-    The product of the gates from j to p is a difference of two sums; the query's one is the same for all its keys and
-    falls out under softmax, so that a bias a key is left and memory stays linear.
+    A gate of 0, its log -inf, blocks the pairs across it and no others. The sums are kept in float64 until each pair
+    has its difference, which makes a tensor (*batch, H, Tq, Tk).
     """
     arguments.shaped("forgetting", "log_gates", log_gates, "(*batch, H, Tk)", tuple(range(1, 9)))
     return Mechanism(
@@ -173,7 +174,7 @@ def forgetting(
         formula="s = q . k / sqrt(D) + sum_(j < t <= p) log f_t, j <= p; w = softmax(s)",
         paper="Lin et al., 2025",
         mask=Causal(alignment, offset=offset),
-        bias=-log_gates.cumsum(-1)[..., None, :],
+        bias=Decay(log_gates, alignment, offset=offset),
     )
 
 
@@ -192,6 +193,7 @@ def shaw(query: Tensor, table: Tensor, *, offset: int | None = None) -> Mechanis
         formula="s = q . (k + a[clip(j - p, -R, R)]) / sqrt(D); w = softmax(s)",
         paper="Shaw et al., 2018",
         score=Modified(Dot(), _by_distance(along * scale, start)),
+        bias=SameQuery("shaw", tuple(query.shape)),
         **_aligned(offset),
     )
 
@@ -224,6 +226,7 @@ def transformer_xl(
         paper="Dai et al., 2019",
         score=Modified(content, _by_distance(along * scale, start)),
         mask=Causal(offset=offset),
+        bias=SameQuery("transformer_xl", tuple(query.shape)),
     )
 
 
@@ -248,7 +251,9 @@ def _by_distance(along: Tensor, start: int) -> Any:
     reach = along.shape[-1] // 2
 
     def modified(score: Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        return score + along[b, h, q, (k - q - start).clamp(-reach, reach) + reach].to(score.dtype)
+        return score + along[
+            b if along.shape[0] > 1 else b * 0, h, q, (k - q - start).clamp(-reach, reach) + reach
+        ].to(score.dtype)
 
     return modified
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor
 
+from regard import _checks
 from regard.masks import Mask
 from regard.mechanism import Mechanism
 from regard.scores import Additive, Bilinear, Concat, Cosine, Distance, Dot, Modified
@@ -105,6 +106,9 @@ def graph_v2(a: Tensor, mask: Mask | Tensor | None = None, slope: float = 0.2) -
     arguments.number("graph_v2", "slope", slope)
 
     def score(query: Tensor, key: Tensor) -> Tensor:
+        if a.shape[0] != query.shape[-1] or key.shape[-1] != query.shape[-1]:
+            widths = f"query of width {query.shape[-1]} and key of width {key.shape[-1]}"
+            _checks.wrong_value("graph_v2(a=)", f"one number a feature, for a {widths}", a)
         return F.leaky_relu(query[..., :, None, :] + key[..., None, :, :], slope) @ a.to(query.dtype)
 
     return Mechanism(

@@ -44,9 +44,9 @@ def differential(
             _checks.wrong_value(
                 "differential(lambda_=)", f"a 0-d tensor or one number a head, ({H},)", lambda_
             )
-        lambda_ = lambda_.to(query.dtype).reshape(-1, 1, 1)
+        lambda_ = lambda_.reshape(-1, 1, 1)
     given: dict[str, Any] = {"score": Dot() if score is None else score, "bias": bias, "dropout_p": dropout_p}
     first, second = (
         attention(query[..., half::2, :, :], key[..., half::2, :, :], value, mask, **given) for half in (0, 1)
     )
-    return first - lambda_ * second
+    return first - (lambda_.to(first.dtype) if isinstance(lambda_, Tensor) else lambda_) * second
