@@ -211,10 +211,35 @@ def test_state_dicts_load_both_ways(made: dict[str, Any]) -> None:
 
 
 def test_a_state_dict_of_another_shape_is_refused_by_name() -> None:
-    with pytest.raises(
-        RuntimeError, match=r"in_proj_weight: copying a param with shape .*24, 8.* is .*36, 12"
+    ours = compat.MultiheadAttention(12, 2)
+    before = copy.deepcopy(ours.state_dict())
+    with pytest.raises(ValueError, match=r"state_dict\['in_proj_weight'\]: expected shape \(36, 12\).*24, 8"):
+        ours.load_state_dict(nn.MultiheadAttention(8, 2).state_dict())
+    for name, tensor in ours.state_dict().items():
+        assert torch.equal(tensor, before[name])
+
+
+def test_of_refuses_what_computes_its_parameters() -> None:
+    from torch.nn.utils import parametrizations, prune
+
+    for parametrize in (
+        lambda module: parametrizations.weight_norm(module, "in_proj_weight"),
+        lambda module: parametrizations.spectral_norm(module, "in_proj_weight"),
+        lambda module: prune.random_unstructured(module, "in_proj_weight", 0.5),
     ):
-        compat.MultiheadAttention(12, 2).load_state_dict(nn.MultiheadAttention(8, 2).state_dict())
+        module = nn.MultiheadAttention(8, 2)
+        parametrize(module)
+        with pytest.raises(ValueError, match="holds its parameters itself.*in_proj_weight"):
+            compat.MultiheadAttention.of(module)
+
+
+def test_of_keeps_the_parametrization_of_the_output_projection() -> None:
+    from torch.nn.utils import parametrizations
+
+    theirs = nn.MultiheadAttention(8, 2)
+    parametrizations.weight_norm(theirs.out_proj)
+    x = torch.randn(4, 2, 8)
+    torch.testing.assert_close(compat.MultiheadAttention.of(theirs)(x, x, x), theirs(x, x, x))
 
 
 def test_of_shares_parameters_and_settings() -> None:

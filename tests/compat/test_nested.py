@@ -139,6 +139,8 @@ def test_multihead_trains_on_nested_tensors() -> None:
 
 
 flat = torch.nested.nested_tensor([torch.zeros(3, 16), torch.zeros(2, 16)], layout=torch.jagged)
+single = flat.unflatten(-1, (1, 16)).transpose(1, 2)
+turned = torch.nested.nested_tensor([torch.zeros(2, 16), torch.zeros(3, 16)], layout=torch.jagged)
 x4 = flat.unflatten(-1, (2, 8)).transpose(1, 2)
 other = torch.nested.nested_tensor(
     [torch.zeros(1, 2, 8), torch.zeros(2, 2, 8)], layout=torch.jagged
@@ -160,6 +162,12 @@ HOSTILE: list[tuple[type[Exception], str, Any]] = [
     (ValueError, "batch_first", lambda: module(False)(flat, flat, flat)),
     (TypeError, "key: expected a nested tensor", lambda: module()(flat, torch.zeros(2, 3, 16), flat)),
     (TypeError, "nested_attention", lambda: compat_varlen(x4)),
+    (ValueError, "value: expected samples as long", lambda: module()(flat, flat, turned)),
+    (
+        ValueError,
+        "heads: expected as many.*enable_gqa=True",
+        lambda: compat.scaled_dot_product_attention(x4, single, single),
+    ),
 ]
 
 

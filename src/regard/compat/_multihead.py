@@ -14,6 +14,7 @@ from regard.compat import _masks
 from regard.compat._masks import Sizes
 from regard.compat._nested import any_nested, padded, renested
 from regard.masks import Causal, Mask
+from regard.nn._given import fitting_state
 from regard.normalizers import Softmax
 
 
@@ -71,6 +72,7 @@ class MultiheadAttention(nn.MultiheadAttention):
             dtype,
         )
         self._qkv_same_embed_dim = False
+        fitting_state(self)
 
     @classmethod
     def of(cls, module: nn.MultiheadAttention) -> MultiheadAttention:
@@ -89,7 +91,17 @@ class MultiheadAttention(nn.MultiheadAttention):
             module.batch_first,
             device="meta",
         )
-        for name, parameter in module.named_parameters(recurse=False):
+        parameters = dict(module.named_parameters(recurse=False))
+        for name, _ in made.named_parameters(recurse=False):
+            if name not in parameters:
+                way_out = (
+                    "Remove the parametrization first (torch.nn.utils.parametrize.remove_parametrizations)."
+                )
+                got = words(f"one whose {name} is computed from something else")
+                wrong_value(
+                    "MultiheadAttention.of", "a module that holds its parameters itself", got, way_out
+                )
+        for name, parameter in parameters.items():
             made.register_parameter(name, parameter)
         made.out_proj = module.out_proj
         return made.train(module.training)
@@ -210,7 +222,9 @@ class MultiheadAttention(nn.MultiheadAttention):
         if not self.batch_first:
             wrong_value("batch_first", "True for a module that takes nested tensors", self.batch_first)
         dense = {id(x): padded(name, x) for name, x in (("query", query), ("key", key), ("value", value))}
-        (q, rows), (k, keys), (v, _) = (dense[id(tensor)] for tensor in (query, key, value))
+        (q, rows), (k, keys), (v, values) = (dense[id(tensor)] for tensor in (query, key, value))
+        if not torch.equal(keys, values):
+            wrong_value("value", "samples as long as the key's", words("other lengths"))
         behind = torch.arange(k.shape[1], device=k.device) >= keys[:, None]
         output, weights = self.forward(q, k, v, behind, need_weights, None, average_attn_weights)
         if weights is not None:

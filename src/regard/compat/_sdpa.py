@@ -57,6 +57,11 @@ def scaled_dot_product_attention(
             way_out = "regard.compat.nested_attention takes masks of regard.masks."
             wrong_value("attn_mask", "None beside nested tensors", attn_mask, way_out)
         causal = Causal("upper_left") if is_causal else None
+        if not enable_gqa and all(isinstance(t, Tensor) and t.ndim == 4 for t in (query, key, value)):
+            H, Hk, Hv = (tensor.shape[1] for tensor in (query, key, value))
+            if not H == Hk == Hv:
+                way_out = "enable_gqa=True lets several query heads share one key head."
+                wrong_value("heads", "as many in query, key and value", words(f"{H}, {Hk}, {Hv}"), way_out)
         return nested_attention(query, key, value, causal, score=score, dropout_p=dropout_p)
     rank = _rank(query, key, value)
     to = max(rank, 4) if enable_gqa and rank == 3 else rank
