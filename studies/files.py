@@ -20,7 +20,9 @@ def arguments(name: str, about: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog=f"python -m studies.{name}", description=about)
     parser.add_argument("--out", type=Path, default=PAGES, help="the folder for the page, plots and numbers")
     parser.add_argument("--quick", action="store_true", help="a small version, to see that it runs")
-    return parser.parse_args()
+    given = parser.parse_args()
+    _folder(given.out)
+    return given
 
 
 def run(study: Callable[[], None]) -> None:
@@ -32,8 +34,16 @@ def run(study: Callable[[], None]) -> None:
         sys.exit(2)
 
 
+def _folder(path: Path) -> None:
+    """Refuse a place that a file already takes, or that lies below one."""
+    for part in (path, *path.parents):
+        if part.exists() and not part.is_dir():
+            raise ValueError(f"--out: expected a folder, or a name for a new one; {part} is a file")
+
+
 def write(folder: Path, contents: dict[str, str]) -> None:
     """Write all files of a study: first beside their places, then each into its own."""
+    _folder(folder)
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder, prefix=".study-") as beside:
         for name, text in contents.items():

@@ -284,6 +284,17 @@ def test_without_the_model_the_command_says_how_to_get_it(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+def test_a_file_in_the_folder_s_place_is_named_before_the_study_runs(tmp_path):
+    (tmp_path / "taken").write_text("mine")
+    for out in ("taken", "taken/below"):
+        done = run("scaling", "--quick", "--out", str(tmp_path / out))
+        assert done.returncode == 2 and done.stdout == ""
+        assert done.stderr == (
+            f"studies: --out: expected a folder, or a name for a new one; {tmp_path / 'taken'} is a file\n"
+        )
+    assert (tmp_path / "taken").read_text() == "mine"
+
+
 def test_the_command_of_scaling_writes_its_files(tmp_path):
     done = run("scaling", "--quick", "--out", str(tmp_path), XDG_CACHE_HOME=str(tmp_path / "empty"))
     assert done.returncode == 0, done.stderr
