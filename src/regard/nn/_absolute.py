@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from regard import _checks, biases, masks
+from regard._checks import words, wrong_value
 from regard.biases import Bias
 from regard.masks import Mask
 from regard.scores import Modified
@@ -88,6 +89,9 @@ def _leaf(mask: Mask, seen: Seen) -> Mask:
     if isinstance(mask, masks.Rule):
         rule = mask.mask_mod
         return masks.Rule(lambda b, h, q, k: rule(b, h, q + seen.row, k + seen.first))
+    if seen.first:
+        way_out = "Use a growing or preallocated cache, which keeps every key."
+        wrong_value("mask", "masks of regard.masks behind a ring", words(type(mask).__name__), way_out)
     return mask
 
 
