@@ -48,7 +48,8 @@ def attention(
     on rows. ``bias``: ``regard.biases`` or a tensor that broadcasts to (*batch, H, Tq, Tk). ``dropout_p``: the share
     of weights that is dropped, whenever it is not 0.
 
-    A row that may attend to nothing gives 0. Memory is linear in Tq and Tk, forward and backward.
+    A row that may attend to nothing gives 0. Memory is linear in Tq and Tk, forward and backward; with a callable of
+    yours no more than one block of pairs is held at a time. A bias tensor and a bool mask are as large as you make them.
     Raises TypeError or ValueError that names the argument, what was expected, what came, and the way out.
     """
     if torch._C._is_torch_function_mode_enabled() and not torch.compiler.is_compiling():

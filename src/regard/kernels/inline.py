@@ -1,7 +1,7 @@
 """The tiled kernel for what cannot be lowered: your own callables, traced inline.
 
-The reference, block of rows by block of rows, each block a checkpoint: backward recomputes it, so that memory stays
-linear and tensors that a callable closes over get their gradients. Differentiable any number of times, which is why the
+The reference, block of rows by block of rows, each block a checkpoint: backward recomputes it, so that no more than a
+block's pairs are ever held, and tensors that a callable closes over get their gradients. Differentiable any number of times, which is why the
 second derivative of the built-ins goes through here as well.
 """
 
