@@ -49,7 +49,7 @@ def attention(
     of weights that is dropped, whenever it is not 0.
 
     A row that may attend to nothing gives 0. Memory is linear in Tq and Tk, forward and backward; with a callable of
-    yours no more than one block of pairs is held at a time. A bias tensor and a bool mask are as large as you make them.
+    yours no more than one block of pairs is held at a time. A bias tensor or a bool mask is as large as you make it.
     Raises TypeError or ValueError that names the argument, what was expected, what came, and the way out.
     """
     if torch._C._is_torch_function_mode_enabled() and not torch.compiler.is_compiling():

@@ -1,8 +1,8 @@
 """The tiled kernel for what cannot be lowered: your own callables, traced inline.
 
 The reference, block of rows by block of rows, each block a checkpoint: backward recomputes it, so that no more than a
-block's pairs are ever held, and tensors that a callable closes over get their gradients. Differentiable any number of times, which is why the
-second derivative of the built-ins goes through here as well.
+block's pairs are ever held, and tensors that a callable closes over get their gradients. Differentiable any number of
+times, which is why the second derivative of the built-ins goes through here as well.
 """
 
 from __future__ import annotations
