@@ -1,4 +1,4 @@
-"""Compare a wheel with the source tree: every file under src/regard that git would keep must be in it."""
+"""Compare a wheel with the source tree: every file under src/regard that git would keep, and the compiled part."""
 
 import pathlib
 import subprocess
@@ -16,6 +16,7 @@ def main() -> int:
     expected = {
         str(pathlib.PurePosixPath(name).relative_to("src")) for name in listed if pathlib.Path(name).exists()
     }
+    expected.add("regard/kernels/_native.dylib" if sys.platform == "darwin" else "regard/kernels/_native.so")
     with zipfile.ZipFile(sys.argv[1]) as wheel:
         packed = {name for name in wheel.namelist() if name.startswith("regard/")}
     for name in sorted(expected - packed):
