@@ -37,7 +37,8 @@ bool level4() {
 bool runs(const char *name) {
 #if defined(__x86_64__)
     __builtin_cpu_init();
-    return std::strcmp(name, "v4") == 0 ? level4() : level3();
+    if (std::strcmp(name, "v4") == 0) return level4();
+    return (std::strcmp(name, "v3") == 0 || std::strcmp(name, "wide") == 0) && level3();
 #else
     return std::strcmp(name, "neon") == 0;
 #endif

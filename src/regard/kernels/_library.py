@@ -1,9 +1,8 @@
 """The compiled part: finds it, loads it, says why it is not there. Nothing else imports the compiled library.
 
 The library is one file with a plain C interface (csrc/), loaded by ctypes after torch, whose OpenMP runtime it shares.
-Three variables of the environment, read once, are for tests and for people who compare: ``REGARD_NATIVE=0`` leaves the
-library out and ``REGARD_NATIVE=1`` insists on it; ``REGARD_ISA=v3`` picks a copy of the kernels; ``REGARD_LIBRARY=/path``
-loads another build.
+The environment is read once, for tests and for people who compare: ``REGARD_NATIVE=0`` leaves the library out,
+``REGARD_NATIVE=1`` insists on it, ``REGARD_ISA=v3`` picks a copy of the kernels, ``REGARD_LIBRARY=/path`` another build.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ OK = 0
 
 @dataclass(frozen=True)
 class Library:
-    """A loaded library. compiled: every copy of the kernels that it holds; variants: those that run here, best first."""
+    """A loaded library. compiled: the copies of the kernels in it; variants: those that run here, best first."""
 
     path: Path
     compiled: tuple[str, ...]
@@ -82,19 +81,25 @@ def _text(raw: bytes) -> str:
 
 def _load() -> Library | str | ValueError:
     """The library, a sentence that says why there is none, or the error to raise whenever it is asked for."""
-    wanted, isa = os.environ.get("REGARD_NATIVE", ""), os.environ.get("REGARD_ISA", "")
+    wanted = os.environ.get("REGARD_NATIVE", "")
+    isa, path = os.environ.get("REGARD_ISA", ""), os.environ.get("REGARD_LIBRARY", "")
     try:
         if wanted not in ("", "0", "1"):
-            _checks.wrong_value("REGARD_NATIVE", "0 (plain torch), 1 (compiled, or an error) or nothing", wanted)
-        found = "REGARD_NATIVE=0 leaves it out" if wanted == "0" else _open()
+            _checks.wrong_value(
+                "REGARD_NATIVE", "0 (plain torch), 1 (compiled, or an error) or nothing", wanted
+            )
+        if wanted == "0":
+            return "REGARD_NATIVE=0 leaves it out"
+        found = _open(Path(path) if path else Path(__file__).with_name(NAME))
         if isinstance(found, Library):
             if isa and isa not in found.variants:
                 _impossible(found, isa)
             if isa:
                 found.select(isa)
-        elif wanted == "1" or (isa and wanted != "0"):
-            name, came = ("REGARD_NATIVE", wanted) if wanted == "1" else ("REGARD_ISA", isa)
-            _checks.wrong_value(name, "a compiled library", _checks.words(f"{came}, but {found}"))
+            return found
+        for name, value in (("REGARD_LIBRARY", path), ("REGARD_ISA", isa), ("REGARD_NATIVE", wanted)):
+            if value:
+                _checks.wrong_value(name, "a compiled library", _checks.words(f"{value}, but {found}"))
     except ValueError as error:
         return error
     return found
@@ -107,20 +112,18 @@ def _impossible(found: Library, isa: str) -> None:
     _checks.wrong_value("REGARD_ISA", expected, came)
 
 
-def _open() -> Library | str:
-    given = os.environ.get("REGARD_LIBRARY", "")
-    path = Path(given) if given else Path(__file__).with_name(NAME)
+def _open(path: Path) -> Library | str:
     if not path.is_file():
-        if given:
-            _checks.wrong_value("REGARD_LIBRARY", "the path of a compiled library", given)
-        return f"there is no {NAME} in this installation (from a checkout, scripts/build --native makes it)"
+        return f"there is no {path.name} in {path.parent} (in a checkout, scripts/build --native makes it)"
     try:
         handle = ctypes.CDLL(str(path))
         _declare(handle)
     except (OSError, AttributeError) as error:
         return f"{path} does not load: {error}"
     if (abi := handle.regard_abi()) != ABI:
-        return f"{path} was built from other sources (interface {abi}, not {ABI}); scripts/build --native builds it anew"
+        return (
+            f"{path} is of other sources (interface {abi}, not {ABI}): scripts/build --native builds it anew"
+        )
     compiled, variants = (
         tuple(_text(names).split()) for names in (handle.regard_compiled(), handle.regard_variants())
     )

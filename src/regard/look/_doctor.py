@@ -5,11 +5,11 @@ from __future__ import annotations
 import platform
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
-from importlib.util import find_spec
 
 import torch
 
 from regard import _fetch
+from regard.kernels import _library
 
 
 def show() -> None:
@@ -24,11 +24,7 @@ def findings() -> Iterator[tuple[str, str]]:
         yield name, _version(name)
     yield "python", f"{platform.python_version()} on {platform.system()} {platform.machine()}"
     yield "threads", f"{torch.get_num_threads()} (torch.set_num_threads changes it)"
-    native = find_spec("regard.kernels.native") is not None
-    yield (
-        "compiled",
-        "yes" if native else "no compiled part in this installation; every kernel is plain torch",
-    )
+    yield "compiled", _library.describe()
     yield "devices", ", ".join(_devices())
     for package in _fetch.MODELS.values():
         here = _fetch.is_fetched(package)
