@@ -2,7 +2,7 @@
 
 The library is one file with a plain C interface (csrc/), loaded by ctypes after torch, whose OpenMP runtime it shares.
 The environment is read once, for tests and for people who compare: ``REGARD_NATIVE=0`` leaves the library out,
-``REGARD_NATIVE=1`` insists on it, ``REGARD_ISA=v3`` picks a copy of the kernels, ``REGARD_LIBRARY=/path`` another build.
+``REGARD_NATIVE=1`` insists on it, ``REGARD_ISA=v3`` picks a copy of the kernels, ``REGARD_LIBRARY=PATH`` another build.
 """
 
 from __future__ import annotations
