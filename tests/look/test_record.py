@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from regard.look import Record, Site, Token
+from regard.look import Grid, Record, Site, Sizes, Token
+from regard.look._record_statistics import STATISTICS, of_weights
 
 FIELDS = ("name", "kind", "call", "scale", "causal", "dropout_p", "query_tokens", "key_tokens")
 TENSORS = ("query", "key", "value", "output", "mask", "bias", "weights")
@@ -98,7 +99,6 @@ def edit(described, **changes):
         lambda described: described.write_text("{"),
         lambda described: described.write_bytes(b"\xff\xfe"),
         lambda described: described.write_text("[]"),
-        lambda described: edit(described, version=99),
         lambda described: edit(described, format="other"),
         lambda described: edit(described, sites=[{}]),
         lambda described: edit(described, sites=[3]),
@@ -136,3 +136,120 @@ def test_a_record_cannot_name_a_file_elsewhere(record, tmp_path):
     edit(described, arrays={**head["arrays"], "file": "../secret.npz"})
     with pytest.raises(FileNotFoundError):
         Record.load(described)
+
+
+def full_site():
+    """A site that holds one of everything a watch may keep, with 2 samples, 4 heads of 2, 3 queries and 5 keys."""
+    weights = torch.rand(2, 4, 3, 5, generator=torch.Generator().manual_seed(0)).softmax(-1)
+    top = weights.topk(2, -1)
+    return Site(
+        "a.b",
+        kind="self",
+        call=1,
+        layer=2,
+        sizes=Sizes(2, 4, 2, 3, 5, 8, 8),
+        scale=torch.arange(4.0),
+        softcap=30.0,
+        sink=torch.ones(4),
+        masked="causal, from position 2",
+        implementation="regard",
+        dtype="bfloat16",
+        offset=2,
+        statistics={**of_weights(weights, 2, STATISTICS), "special": torch.zeros(2, 4, 3)},
+        top_weights=top.values,
+        top_keys=top.indices.int(),
+        pooled=torch.rand(2, 1, 2, 3),
+        pooled_max=torch.rand(2, 1, 2, 3),
+        cell=(2, 2),
+        rows=(0, 2),
+        row_weights=weights[:, 3:, [0, 2]],
+        whole=weights[:, 3:],
+        heads_kept=(3,),
+        steps=(2, 1),
+        slots=torch.zeros(2, 2, dtype=torch.int64),
+        query_tokens=tuple(Token(word) for word in "abc"),
+        key_grid=Grid(2, 2, leading=1),
+    )
+
+
+def test_everything_that_is_kept_survives(tmp_path):
+    site = full_site()
+    image = torch.randint(0, 256, (4, 6, 3), dtype=torch.uint8)
+    Record([site], "abc", image=image).save(tmp_path / "x")
+    record = Record.load(tmp_path / "x")
+    again = record.sites[0]
+    assert torch.equal(record.image, image)
+    for name, kept in vars(site).items():
+        read = getattr(again, name)
+        if name == "statistics":
+            assert kept.keys() == read.keys() and all(same(kept[key], read[key]) for key in kept)
+        else:
+            assert same(kept, read) if isinstance(kept, torch.Tensor) else kept == read, name
+
+
+def test_a_record_of_another_version_says_which(record, tmp_path):
+    _, described = record.save(tmp_path / "x")
+    edit(described, version=99)
+    with pytest.raises(
+        ValueError, match=r"x\.json is a record of version 99, and this regard reads version 2; read"
+    ):
+        Record.load(tmp_path / "x")
+
+
+@pytest.mark.parametrize(
+    "change, said",
+    [
+        ({"query_tokens": (Token("a"),)}, "3 queries, and 1 tokens"),
+        ({"key_grid": Grid(3, 3)}, "5 keys, and an image of 9 tokens"),
+        ({"rows": (0, 1, 2)}, r"its row_weights of shape \(2, 1, 2, 5\) where \(2, 1, 3, 5\) fits"),
+        ({"heads_kept": None}, "its pooled of shape"),
+        ({"statistics": {"max": torch.zeros(2, 4, 5)}}, r"its max of shape \(2, 4, 5\)"),
+    ],
+)
+def test_a_record_that_disagrees_with_itself_is_neither_saved_nor_read(tmp_path, change, said):
+    site = full_site()
+    for name, value in change.items():
+        setattr(site, name, value)
+    with pytest.raises(ValueError, match=f"a.b .call 2.: the record disagrees with itself: .*{said}"):
+        Record([site]).save(tmp_path / "x")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_file_whose_tokens_disagree_with_its_numbers_is_refused(record, tmp_path):
+    _, described = record.save(tmp_path / "x")
+    edit(described, tokens=[[{"text": "alone"}]])
+    with pytest.raises(ValueError, match="is not a record.*layer.0: .* 4 queries, and 1 tokens"):
+        Record.load(tmp_path / "x")
+
+
+def test_statistics_of_weights_that_can_be_read(record):
+    itself, before = (record.sites[0].statistic(name)[0] for name in ("self", "previous"))
+    assert itself[0].tolist() == [1.0] * 4 and before[0].tolist() == [0.0] * 4
+    assert before[1].tolist() == [0.0, 1.0, 1.0, 1.0]
+    first, evenly = record.sites[1].statistic("first")[0], record.sites[1].statistic("entropy")[0, 1]
+    assert first.tolist() == [[1.0] * 4, [0.25] * 4]
+    torch.testing.assert_close(evenly, torch.full((4,), 4.0).log())
+    distance = record.sites[1].statistic("distance")[0]
+    assert distance[0].tolist() == [0.0, 1.0, 2.0, 3.0] and distance[1].tolist() == [1.5, 1.0, 1.0, 1.5]
+    assert record.sites[1].statistic("received")[0].tolist() == [[4.0, 0.0, 0.0, 0.0], [1.0] * 4]
+    assert record.sites[1].statistic("mass")[0].unique().tolist() == [1.0]
+
+
+def test_what_was_not_kept_is_said():
+    site = Site("a", sizes=Sizes(1, 1, 1, 2, 2), statistics={"max": torch.ones(1, 1, 2)})
+    assert not site.has_weights
+    with pytest.raises(
+        ValueError, match=r"a: its weights were not kept; watch with keep=Keep\(weights=True\)"
+    ):
+        _ = site.weights
+    with pytest.raises(ValueError, match="a: there is no statistic 'entropy' of it; kept: max"):
+        site.statistic("entropy")
+
+
+def test_one_head_of_those_that_were_kept():
+    site = full_site()
+    assert torch.equal(site.map(3, 1), site.whole[1, 0])
+    with pytest.raises(ValueError, match="its weights were not kept"):
+        site.map(0)
+    with pytest.raises(ValueError, match="it has heads 0 to 3; got head 4"):
+        site.map(4)

@@ -106,16 +106,18 @@ def _projected(
     site: Site, ran: list[_Projection], names: tuple[str, ...], head: int, followed: int | None
 ) -> Iterator[Step]:
     """The hidden states that went into this layer, and the projections that were found by what they gave."""
-    found = [_projection_of(tensor, ran) for tensor in (site.query, site.key, site.value)]
+    found = [_projection_of(tensor, ran) for tensor in site.tensors[:3]]
     inside = next((made for made in found if made is not None), None)
     if inside is not None:
         note = f"what {inside.name.rsplit('.', 1)[0]} was given"
         rows = names if len(names) == len(inside.x) else None
         yield Step("hidden states", "x_i", inside.x, tuple(inside.x.shape), rows, note=note)
     keys = tuple(token.text for token in site.key_tokens) or ("",) * site.lengths[1]
-    yield _caught("queries", "q_i = W_query x_i + b", site.query, site.heads, found[0], names, head, followed)
-    yield _caught("keys", "k_j = W_key x_j + b", site.key, site.heads, found[1], keys, head)
-    yield _caught("values", "v_j = W_value x_j + b", site.value, site.heads, found[2], keys, head)
+    yield _caught(
+        "queries", "q_i = W_query x_i + b", site.tensors.query, site.heads, found[0], names, head, followed
+    )
+    yield _caught("keys", "k_j = W_key x_j + b", site.tensors.key, site.heads, found[1], keys, head)
+    yield _caught("values", "v_j = W_value x_j + b", site.tensors.value, site.heads, found[2], keys, head)
 
 
 def _caught(

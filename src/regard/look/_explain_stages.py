@@ -177,7 +177,7 @@ def _context_steps(view: View, weights: Tensor, site: Site | None) -> list[Step]
     if site is not None and site.dropout_p > 0:
         note = f"the model dropped weights (p = {site.dropout_p:g}), so its own context is another one"
     elif site is not None:
-        produced = view.one(view.four(site.output))
+        produced = view.one(view.four(site.tensors.output))
         checks.append(compare(view.rows(context), view.rows(produced), MODEL))
     numbers = view.shown(context)
     shape = tuple(numbers.shape)

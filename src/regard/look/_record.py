@@ -1,25 +1,18 @@
-"""What was seen: one Site for each attention call, and the Record that holds them, saves and loads."""
+"""What was seen: one Site for each place of attention, and the Record that holds them, saves and loads."""
 
 from __future__ import annotations
 
-import hashlib
-import io
-import json
-import zipfile
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from regard.look import _record_statistics
 from regard.look._files import write_all
-
-FORMAT = "regard-record"
-VERSION = 1
 
 
 @dataclass(frozen=True)
@@ -33,21 +26,72 @@ class Token:
     id: int | None = None
 
 
-@dataclass
-class Site:
-    """One call of attention inside a model, as it was made.
+@dataclass(frozen=True)
+class Grid:
+    """The tokens of an image: `leading` of another kind first (class, registers), then rows x columns, row by row."""
 
-    query (B, H, Tq, D), key (B, Hkv, Tk, D), value (B, Hkv, Tk, Dv), output (B, H, Tq, Dv) are copies; `mask` is a bool
-    tensor (True = may attend), `bias` what a floating-point mask adds to the scores, `causal` torch's `is_causal`
-    (upper left). `call` counts the calls of one module: 0 is the first.
-    """
+    rows: int
+    columns: int
+    leading: int = 0
+    trailing: int = 0
 
-    name: str
+    @property
+    def tokens(self) -> int:
+        """How many tokens there are in all."""
+        return self.leading + self.rows * self.columns + self.trailing
+
+
+class Sizes(NamedTuple):
+    """B samples, H query heads, Hkv key heads, Tq queries, Tk keys, D and Dv widths (0 where they were not seen)."""
+
+    B: int
+    H: int
+    Hkv: int
+    Tq: int
+    Tk: int
+    D: int = 0
+    Dv: int = 0
+
+
+class Tensors(NamedTuple):
+    """What went into a call, query (B, H, Tq, D), key (B, Hkv, Tk, D), value (B, Hkv, Tk, Dv), and what came out."""
+
     query: Tensor
     key: Tensor
     value: Tensor
     output: Tensor
-    scale: float
+
+
+@dataclass
+class Site:
+    """One place of attention in a model: one call, or the calls of one module over a `generate()`, stitched together.
+
+    What it was. `name` the path of the module; `layer` its number among the modules of that kind, in the order they
+    ran; `call` counts the calls of one module (0 is the first); `kind` "self" or "cross"; `sizes`; `scale`, a number
+    or (H,); `softcap`; `sink`, a number or (H,); `score` and `normalize` by name ("dot", "softmax"); `causal` torch's
+    `is_causal` (upper left); `masked` the mask in words; `implementation` what ran: "sdpa", "regard", "eager" or
+    "multi_head_attention_forward"; `dtype` of the query; `offset` where query 0 stands among the keys (an int or
+    (B,)), None where queries and keys are not positions of one text.
+
+    What was kept, each where it was asked for (`Keep`). `statistics`: name -> (B, H, Tq) in float32, `received` (B,
+    H, Tk), see `statistic`. `top_weights`, `top_keys` (B, H, Tq, k): weight 0 and key -1 where a row sees fewer.
+    `pooled`, `pooled_max` (B, n, rows, columns) over cells of `cell` (queries, keys): the mean over the rows of a
+    cell of their weight in it, and the largest weight in it. `rows` and `row_weights` (B, n, len(rows), Tk). `whole`
+    (B, n, Tq, Tk), the weights. n counts `heads_kept`, which is None where all heads were kept. `query` (B, H, Tq,
+    D), `key` (B, Hkv, Tk, D), `value` (B, Hkv, Tk, Dv), `output` (B, H, Tq, Dv), `mask` (bool, True = may attend) and
+    `bias` (added to the scores). Weights are before dropout, which `dropout_p` tells of.
+
+    Of a stitched site: `steps`, the number of queries of each step, and `slots` (B, steps), the sample of each step
+    that its rows come from (beams). `query_tokens`, `key_tokens`, `query_grid`, `key_grid`: what the positions stand
+    for.
+    """
+
+    name: str
+    query: Tensor | None = None
+    key: Tensor | None = None
+    value: Tensor | None = None
+    output: Tensor | None = None
+    scale: float | Tensor | None = None
     kind: str = "self"
     call: int = 0
     mask: Tensor | None = None
@@ -56,62 +100,204 @@ class Site:
     dropout_p: float = 0.0
     query_tokens: tuple[Token, ...] = ()
     key_tokens: tuple[Token, ...] = ()
+    _: KW_ONLY
+    layer: int = 0
+    sizes: Sizes = Sizes(0, 0, 0, 0, 0)
+    softcap: float | None = None
+    sink: float | Tensor | None = None
+    score: str = "dot"
+    normalize: str = "softmax"
+    masked: str = ""
+    implementation: str = ""
+    dtype: str = ""
+    offset: int | Tensor | None = None
+    statistics: dict[str, Tensor] = field(default_factory=dict)
+    top_weights: Tensor | None = None
+    top_keys: Tensor | None = None
+    pooled: Tensor | None = None
+    pooled_max: Tensor | None = None
+    cell: tuple[int, int] = (1, 1)
+    rows: tuple[int, ...] = ()
+    row_weights: Tensor | None = None
+    whole: Tensor | None = None
+    heads_kept: tuple[int, ...] | None = None
+    steps: tuple[int, ...] = ()
+    slots: Tensor | None = None
+    query_grid: Grid | None = None
+    key_grid: Grid | None = None
+    # The keywords of the call as they were given, while the model is there; a file has the names above instead.
+    given: Mapping[str, Any] | None = field(default=None, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.query is not None and self.key is not None and self.sizes == (0,) * 7:
+            self.sizes = _sizes(self.query, self.key, self.value)
+            if self.offset is None and self.kind == "self":
+                self.offset = 0 if self.causal else self.sizes.Tk - self.sizes.Tq
+            self.dtype = self.dtype or str(self.query.dtype).removeprefix("torch.")
 
     @property
     def heads(self) -> int:
-        return int(self.query.shape[-3])
+        """H."""
+        return self.sizes.H if self.query is None else int(self.query.shape[-3])
 
     @property
     def lengths(self) -> tuple[int, int]:
         """(Tq, Tk)."""
+        if self.query is None or self.key is None:
+            return self.sizes.Tq, self.sizes.Tk
         return int(self.query.shape[-2]), int(self.key.shape[-2])
 
     @property
     def title(self) -> str:
+        """The name, and which of its calls this is."""
         return self.name if self.call == 0 else f"{self.name} (call {self.call + 1})"
 
     @property
+    def tensors(self) -> Tensors:
+        """Query, key, value and output. Raises ValueError where they were not kept."""
+        if self.query is None or self.key is None or self.value is None or self.output is None:
+            raise ValueError(
+                f"{self.title}: its query, key, value and output were not kept; watch with keep=Keep(tensors=True)"
+            )
+        return Tensors(self.query, self.key, self.value, self.output)
+
+    @property
     def mechanism(self) -> dict[str, Any]:
-        """The keywords that describe this call: `attention(site.query, site.key, site.value, **site.mechanism)`."""
+        """The keywords that describe this call: `attention(site.query, site.key, site.value, **site.mechanism)`.
+
+        Raises ValueError for a score or normaliser of the user's own in a record that was loaded from a file.
+        """
         from regard.masks import Causal
+        from regard.normalizers import Softmax
         from regard.scores import Dot
 
         mask = Causal("upper_left") if self.causal else self.mask
-        return {"score": Dot(scale=self.scale), "mask": mask, "bias": self.bias}
+        if self.given is not None:
+            return {"mask": mask, "bias": self.bias, **self.given}
+        if (self.score, self.normalize) != ("dot", "softmax"):
+            raise ValueError(
+                f"{self.title}: its score ({self.score}) and normaliser ({self.normalize}) are not in a record's file; "
+                "what was kept of its weights is. Watch the model again to compute with them"
+            )
+        score = Dot(scale=self.scale, softcap=self.softcap)
+        return {"score": score, "normalize": Softmax(self.sink), "mask": mask, "bias": self.bias}
+
+    # ------------------------------------------------------------------ weights
+
+    @property
+    def has_weights(self) -> bool:
+        """Whether `weights` can be given: they were kept, or what they are computed from was."""
+        return "weights" in self.__dict__ or self._kept_whole or self._computable
+
+    @property
+    def _kept_whole(self) -> bool:
+        return self.whole is not None and self.heads_kept is None
+
+    @property
+    def _computable(self) -> bool:
+        known = self.given is not None or (self.score, self.normalize, self.scale is None) == (
+            "dot",
+            "softmax",
+            False,
+        )
+        return self.query is not None and self.key is not None and known and not self.steps
 
     @cached_property
     def weights(self) -> Tensor:
-        """(B, H, Tq, Tk): `regard.attention_weights` of what was caught, before dropout."""
+        """(B, H, Tq, Tk), before dropout: as they were kept, else computed from query and key.
+
+        Raises ValueError where neither was kept.
+        """
+        if self._kept_whole:
+            assert self.whole is not None
+            return self.whole
+        if not self._computable:
+            raise ValueError(
+                f"{self.title}: its weights were not kept; watch with keep=Keep(weights=True), "
+                "or keep=Keep(tensors=True) to compute them later"
+            )
         from regard import attention_weights
 
+        assert self.query is not None and self.key is not None
         with torch.no_grad():
             return attention_weights(self.query, self.key, **self.mechanism)
 
+    def map(self, head: int, sample: int = 0) -> Tensor:
+        """(Tq, Tk): the weights of one head. Raises ValueError where they were not kept, or there is no such head."""
+        if self.whole is not None and self.heads_kept is not None and head in self.heads_kept:
+            return self.whole[sample, self.heads_kept.index(head)]
+        if not 0 <= head < self.heads:
+            raise ValueError(f"{self.title}: it has heads 0 to {self.heads - 1}; got head {head}")
+        weights = self.weights
+        return weights.reshape(-1, *weights.shape[-3:])[sample, head] if weights.dim() > 2 else weights
 
-_ARRAYS = ("query", "key", "value", "output", "mask", "bias")
+    def statistic(self, name: str) -> Tensor:
+        """(B, H, Tq) in float32; "received" is (B, H, Tk). As it was kept, else computed from the weights.
+
+        "lse" log-sum-exp of the scores; "max" the largest weight; "entropy" -sum_j w_ij log w_ij, in nats; "received"
+        sum_i w_ij; "mass" sum_j w_ij (1, less beside a sink, 0 in an empty row); "first" the weight of the first key
+        that the sample may see; "self" and "previous" of the query's own key and the one before it; "distance" the mean
+        of |p - j| in tokens (these three where positions are known). Other names are the groups that were asked for.
+        Raises ValueError for what was neither kept nor can be computed.
+        """
+        if name in self.statistics:
+            return self.statistics[name]
+        known = name in _record_statistics.STATISTICS and name != "lse"
+        positioned = self.offset is not None or name not in _record_statistics.POSITIONED
+        if not known or not positioned or not self.has_weights:
+            kept = ", ".join(self.statistics) or "none"
+            raise ValueError(f"{self.title}: there is no statistic {name!r} of it; kept: {kept}")
+        weights = (
+            self.weights.reshape(-1, *self.weights.shape[-3:]) if self.weights.dim() > 2 else self.weights
+        )
+        return _record_statistics.of_weights(weights, self.offset, (name,))[name]
+
+    def check(self) -> None:
+        """Raise ValueError where tokens, grids or what was kept disagree with the site's lengths."""
+        from regard.look import _record_check
+
+        _record_check.check(self)
+
+
+def _sizes(query: Tensor, key: Tensor, value: Tensor | None) -> Sizes:
+    B = 1
+    for size in query.shape[:-3]:
+        B *= int(size)
+    H, Hkv = (int(tensor.shape[-3]) if tensor.dim() > 2 else 1 for tensor in (query, key))
+    Dv = 0 if value is None else int(value.shape[-1])
+    return Sizes(B, H, Hkv, int(query.shape[-2]), int(key.shape[-2]), int(query.shape[-1]), Dv)
 
 
 @dataclass
 class Record:
-    """The attention calls of one watched run, in order, with the text and the tokens they are about."""
+    """The places of attention of one watched run, in the order they ran, with the text and the tokens they are about.
+
+    `notes` say what could not be seen, and why. `image` is (height, width, 3) in uint8, for models that see.
+    """
 
     sites: list[Site] = field(default_factory=list)
     text: str = ""
     model: str = ""
     notes: list[str] = field(default_factory=list)
+    image: Tensor | None = None
 
-    def label(self, tokens: Sequence[Token]) -> None:
-        """Give every site the tokens of the text, on each side whose length is theirs."""
+    def label(self, tokens: Sequence[Token], grid: Grid | None = None) -> None:
+        """Give every site the tokens of the text (and their grid), on each side whose length is theirs."""
         table = tuple(tokens)
         for site in self.sites:
             query_length, key_length = site.lengths
             if query_length == len(table):
-                site.query_tokens = table
+                site.query_tokens, site.query_grid = table, grid
             if key_length == len(table):
-                site.key_tokens = table
+                site.key_tokens, site.key_grid = table, grid
+
+    def check(self) -> None:
+        """Raise ValueError where the tokens or the numbers of a site disagree with its lengths."""
+        for site in self.sites:
+            site.check()
 
     def save(self, path: str | Path) -> tuple[Path, Path]:
-        """Write `path`.npz (numbers, weights included) and `path`.json (everything else), both or none."""
+        """Write `path`.npz (numbers) and `path`.json (everything else), both or none. Raises OSError, ValueError."""
         contents = self.files(path)
         write_all(contents)
         npz, described = contents
@@ -119,96 +305,13 @@ class Record:
 
     def files(self, path: str | Path) -> dict[Path, bytes]:
         """The two files that `save` writes, as bytes."""
-        npz, described = _pair(path)
-        arrays: dict[str, np.ndarray[Any, Any]] = {}
-        tables: list[tuple[Token, ...]] = []
-        sites = [_describe(site, number, arrays, tables) for number, site in enumerate(self.sites)]
-        buffer = io.BytesIO()
-        # Not compressed: weights hardly shrink, and squeezing them takes longer than computing them.
-        np.savez(buffer, **arrays)  # type: ignore[arg-type]
-        data = buffer.getvalue()
-        head = {
-            "format": FORMAT,
-            "version": VERSION,
-            "text": self.text,
-            "model": self.model,
-            "notes": self.notes,
-            "arrays": {"file": npz.name, "sha256": hashlib.sha256(data).hexdigest()},
-            "tokens": [[vars(token) for token in table] for table in tables],
-            "sites": sites,
-        }
-        return {npz: data, described: json.dumps(head, ensure_ascii=False, indent=1).encode()}
+        from regard.look import _record_file
+
+        return _record_file.pack(self, path)
 
     @classmethod
     def load(cls, path: str | Path) -> Record:
         """Read what `save` wrote. Raises OSError for a missing file, ValueError for one that is not such a record."""
-        npz, described = _pair(path)
-        try:
-            head = json.loads(described.read_bytes())
-            if head["format"] != FORMAT or head["version"] != VERSION:
-                raise ValueError(f"it says {head['format']!r} version {head['version']!r}")
-            data = npz.with_name(Path(head["arrays"]["file"]).name).read_bytes()
-            if hashlib.sha256(data).hexdigest() != head["arrays"]["sha256"]:
-                raise ValueError(f"{npz.name} is not the file that was saved with it")
-            with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
-                tables = [tuple(Token(**token) for token in table) for table in head["tokens"]]
-                sites = [_restore(site, arrays, tables) for site in head["sites"]]
-            return cls(sites, head["text"], head["model"], head["notes"])
-        except (KeyError, IndexError, TypeError, ValueError, zipfile.BadZipFile) as error:
-            raise ValueError(f"{described} is not a record of regard (version {VERSION}): {error}") from error
+        from regard.look import _record_file
 
-
-def _pair(path: str | Path) -> tuple[Path, Path]:
-    stem = Path(path)
-    stem = stem.with_suffix("") if stem.suffix in (".npz", ".json") else stem
-    return stem.with_name(stem.name + ".npz"), stem.with_name(stem.name + ".json")
-
-
-def _describe(
-    site: Site, number: int, arrays: dict[str, np.ndarray[Any, Any]], tables: list[tuple[Token, ...]]
-) -> dict[str, Any]:
-    kept = {name: getattr(site, name) for name in _ARRAYS if getattr(site, name) is not None}
-    kept["weights"] = site.weights
-    for name, tensor in kept.items():
-        arrays[f"{number}.{name}"] = _to_numpy(tensor)
-    for table in (site.query_tokens, site.key_tokens):
-        if table not in tables:
-            tables.append(table)
-    stored = {
-        name: [f"{number}.{name}", str(tensor.dtype).removeprefix("torch.")] for name, tensor in kept.items()
-    }
-    return {
-        "name": site.name,
-        "kind": site.kind,
-        "call": site.call,
-        "scale": site.scale,
-        "causal": site.causal,
-        "dropout_p": site.dropout_p,
-        "query_tokens": tables.index(site.query_tokens),
-        "key_tokens": tables.index(site.key_tokens),
-        "arrays": stored,
-    }
-
-
-def _restore(head: dict[str, Any], arrays: Any, tables: list[tuple[Token, ...]]) -> Site:
-    tensors = {name: _to_torch(arrays[key], dtype) for name, (key, dtype) in head["arrays"].items()}
-    weights = tensors.pop("weights")
-    plain = {name: head[name] for name in ("name", "kind", "call", "scale", "causal", "dropout_p")}
-    tokens = {name: tables[head[name]] for name in ("query_tokens", "key_tokens")}
-    site = Site(**plain, **tokens, **tensors)  # type: ignore[arg-type]
-    site.__dict__["weights"] = weights
-    return site
-
-
-def _to_numpy(tensor: Tensor) -> np.ndarray[Any, Any]:
-    # numpy has no bfloat16; the name of the dtype is kept beside the array, so that nothing is lost.
-    tensor = tensor.detach().cpu()
-    return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
-
-
-def _to_torch(array: np.ndarray[Any, Any], dtype: str) -> Tensor:
-    kinds = {str(kind).removeprefix("torch."): kind for kind in _DTYPES}
-    return torch.from_numpy(array).to(kinds[dtype])
-
-
-_DTYPES = (torch.bool, torch.float64, torch.float32, torch.float16, torch.bfloat16)
+        return _record_file.unpack(path)

@@ -53,7 +53,7 @@ def explain(
             raise TypeError("explain(site): a site has its own key, value and mechanism; leave them out")
         tokens = tokens or [token.text for token in source.query_tokens]
         key_tokens = key_tokens or [token.text for token in source.key_tokens]
-        public, mechanism = (source.query, source.key, source.value), dict(source.mechanism)
+        public, mechanism = source.tensors[:3], dict(source.mechanism)
     elif isinstance(source, Tensor) and isinstance(key, Tensor) and isinstance(value, Tensor):
         public = (source, key, value)
     else:
