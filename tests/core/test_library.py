@@ -84,7 +84,9 @@ def test_every_copy_fills(built: _library.Library) -> None:
 def test_the_wide_code_is_compiled_for_tests_and_never_chosen(built: _library.Library) -> None:
     if "v3" in built.compiled:
         assert built.compiled[:2] == ("v4", "v3") and "wide" in built.variants
-    assert python("from regard.kernels import _library; print(_library.library().variant)").strip() != "wide"
+    said = python("from regard.kernels import _library; print(_library.describe())")
+    assert said.split()[0] in built.variants and said.split()[0] != "wide" and str(built.path) in said
+    assert all(name in said for name in built.compiled)
 
 
 def test_calls_release_the_interpreter_and_nothing_else_is_exported(built: _library.Library) -> None:
