@@ -53,7 +53,7 @@ def cut(text: str, width: int) -> str:
 
 
 def _visible(text: str) -> str:
-    from regard.look._model import visible  # brings more along than `import regard` should
+    from regard.look._tokens import visible  # brings more along than `import regard` should
 
     return visible(text) if text else text
 

@@ -1,0 +1,159 @@
+"""What each token stands for: the characters of the text at its offsets, and never the raw piece of a vocabulary."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from regard.look._record import Token
+
+_UNFINISHED = "\ufffd"
+
+
+def tokens_of(tokenizer: Any, text: str, pair: str | None = None) -> tuple[list[int], list[Token]]:
+    """The ids of a text (or of two, as the model joins a pair), and the token that each is.
+
+    `start` and `stop` count characters of the text; those of a second text count on from the end of the first. Several
+    tokens that share the same characters (the bytes of one emoji) are numbered: 1/4, 2/4, ... Raises ValueError for a
+    tokenizer that does not say which characters its tokens stand for.
+    """
+    if not getattr(tokenizer, "is_fast", False):
+        raise ValueError(
+            f"{type(tokenizer).__name__} does not say which characters its tokens stand for; a fast tokenizer is "
+            "needed (a folder with tokenizer.json)"
+        )
+    both = (text,) if pair is None else (text, pair)
+    encoded = tokenizer(*both, return_offsets_mapping=True, return_special_tokens_mask=True, verbose=False)
+    ids = [int(number) for number in encoded["input_ids"]]
+    shift = {0: 0, 1: len(text), None: 0}
+    spans = [
+        (int(start) + shift[part], int(stop) + shift[part])
+        for (start, stop), part in zip(encoded["offset_mapping"], encoded.sequence_ids(), strict=True)
+    ]
+    flags = [
+        bool(flag) and start == stop
+        for flag, (start, stop) in zip(encoded["special_tokens_mask"], spans, strict=True)
+    ]
+    return ids, table(tokenizer, ids, spans, "".join(both), flags)
+
+
+def table(
+    tokenizer: Any,
+    ids: Sequence[int],
+    spans: Sequence[tuple[int, int]],
+    text: str,
+    added: Sequence[bool] = (),
+) -> list[Token]:
+    """The tokens of `ids`, given which characters of the text each stands for. `added` marks those put in around it."""
+    special = _special(tokenizer, ids, spans, text, added or [False] * len(ids))
+    cores = [_core(span, text) for span in spans]
+    plain = [core for core, is_special in zip(cores, special, strict=True) if not is_special]
+    shared, seen = Counter(plain), Counter[tuple[int, int]]()
+    made = []
+    for number, span, core, is_special in zip(ids, spans, cores, special, strict=True):
+        if is_special:
+            shown = visible(str(tokenizer.convert_ids_to_tokens(number)))
+        elif span[0] == span[1]:
+            shown = _of_nothing(tokenizer, number)
+        else:
+            seen[core] += 1
+            part = f" {seen[core]}/{shared[core]}" if shared[core] > 1 else ""
+            shown = visible(text[slice(*span)]) + part
+        made.append(Token(shown, *span, special=is_special, id=number))
+    return made
+
+
+def _special(
+    tokenizer: Any, ids: Sequence[int], spans: Sequence[tuple[int, int]], text: str, added: Sequence[bool]
+) -> list[bool]:
+    """Whether a token is one of the frame: put around the text, or written in it by name, as chats are."""
+    frame = set(getattr(tokenizer, "all_special_ids", ()))
+    decoder = getattr(tokenizer, "added_tokens_decoder", {})
+    frame |= {number for number, token in decoder.items() if getattr(token, "special", False)}
+    # These two stand for something of the text: a word that is to be guessed, and one that is not known.
+    frame -= {getattr(tokenizer, "mask_token_id", None)}
+    unknown = getattr(tokenizer, "unk_token_id", None)
+    found = []
+    for number, span, is_added in zip(ids, spans, added, strict=True):
+        of_text = number == unknown and text[slice(*span)] != tokenizer.convert_ids_to_tokens(number)
+        found.append(is_added or (number in frame and not of_text))
+    return found
+
+
+def _core(span: tuple[int, int], text: str) -> tuple[int, int]:
+    """A span without the blanks around it: of the bytes of a character, only the first carries the blank before."""
+    piece = text[slice(*span)]
+    if not piece.strip():
+        return span
+    start = span[0] + len(piece) - len(piece.lstrip())
+    return start, start + len(piece.strip())
+
+
+def _of_nothing(tokenizer: Any, number: int) -> str:
+    """What to show for a token that stands for no character of the text."""
+    decoded = str(tokenizer.decode([number])).replace(_UNFINISHED, "")
+    return visible(decoded) if decoded.strip() else "␣"
+
+
+def tokens_of_ids(tokenizer: Any, ids: Sequence[int]) -> tuple[str, list[Token]]:
+    """The text that generated `ids` spell, and the token that each is: offsets count characters of that text.
+
+    Bytes that make a character together all stand for that character. Bytes that make none at all (a text that was cut
+    off) stand for a replacement character.
+    """
+    text, spans, waiting = "", [], 0
+    numbers = [int(number) for number in ids]
+    for place, piece in enumerate(_pieces(tokenizer, numbers)):
+        if piece is None:
+            waiting += 1
+            continue
+        spans += [(len(text), len(text) + len(piece))] * (waiting + 1)
+        text, waiting = text + piece, 0
+        assert len(spans) == place + 1
+    return text, table(tokenizer, numbers, spans, text)
+
+
+def _pieces(tokenizer: Any, ids: list[int]) -> Iterator[str | None]:
+    """For each id the characters that it completes; None where the character goes on in the next id."""
+    start = done = 0  # decoding needs what came before: some tokenizers drop the blank of a first word
+    for place in range(len(ids)):
+        before = tokenizer.decode(ids[start:done], clean_up_tokenization_spaces=False)
+        until = tokenizer.decode(ids[start : place + 1], clean_up_tokenization_spaces=False)
+        unfinished = until.endswith(_UNFINISHED) and place + 1 - done < 4 and place + 1 < len(ids)
+        if unfinished:
+            yield None
+            continue
+        yield until[len(before) :]
+        start, done = done, place + 1
+
+
+_MARKS = {"\n": "⏎", "\r": "␍", "\t": "⇥", " ": "␣"}
+
+
+def visible(text: str) -> str:
+    """The text with whatever cannot be seen made visible, so that it can neither hide nor steer what shows it.
+
+    Blanks around a word are dropped; blanks alone, controls, and what turns the direction of text become signs. The
+    joiners and direction marks that scripts and emoji are written with stay.
+    """
+    kept = text.strip(" ") or text
+    if kept.isspace():
+        return "".join(_MARKS.get(character, "␣") for character in kept)
+    return "".join(character if _harmless(character) else _sign(character) for character in kept)
+
+
+def _harmless(character: str) -> bool:
+    return character in "\u200c\u200d\u200e\u200f\u061c" or unicodedata.category(character) not in (
+        "Cc",
+        "Cf",
+        "Co",
+        "Cs",
+        "Zl",
+        "Zp",
+    )
+
+
+def _sign(character: str) -> str:
+    return _MARKS.get(character) or f"<{ord(character):04X}>"
