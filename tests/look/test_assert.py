@@ -23,7 +23,7 @@ def test_a_small_difference_passes_and_a_larger_one_is_shown(record, tmp_path):
     assert_attention_close(record, golden)
     weights[0, 0, 2, 1] += 0.25
     said = "1 of 32 numbers differ, most at sample 0, head 0, query 2 '日本', key 1 '<b>bold</b>'"
-    with pytest.raises(AssertionError, match=f"layer.1: whole: {said}: 0.25 where it was 0"):
+    with pytest.raises(AssertionError, match=f"layer.1: weights: {said}: 0.25 where it was 0"):
         assert_attention_close(record, golden)
     assert_attention_close(record, golden, atol=0.3)
 

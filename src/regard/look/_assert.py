@@ -10,8 +10,8 @@ from torch import Tensor
 from regard.look._record import Record, Site, Token
 
 _MOST_SAID = 8
-# What is compared of each site, where the golden record has it, and what of it is in the shape (…, Tq, Tk) or (…, Tq).
-_PAIRS = ("whole", "row_weights", "pooled", "pooled_max", "top_weights")
+# What is compared of each site beside its weights and statistics, where the golden record has it.
+_PAIRS = ("row_weights", "pooled", "pooled_max", "top_weights")
 
 
 def assert_attention_close(
@@ -100,8 +100,11 @@ def _numbers(site: Site, was: Site) -> Iterator[tuple[str, Tensor | None, Tensor
         expected = getattr(was, name)
         if expected is not None:
             yield name, getattr(site, name), expected
-    if was.whole is None and was.has_weights:
+    if was.has_weights:
         yield "weights", site.weights if site.has_weights else None, was.weights
+    elif was.whole is not None:
+        kept = site.whole if site.heads_kept == was.heads_kept else None
+        yield "weights", kept, was.whole
 
 
 def _number(site: Site, name: str, got: Tensor | None, expected: Tensor, atol: float, rtol: float) -> str:
