@@ -80,3 +80,19 @@ def test_shapes_are_compared_first(record, tmp_path):
     golden.sites[0].statistics = {"entropy": torch.zeros(1, 2, 5)}
     with pytest.raises(AssertionError, match=r"entropy of shape \(1, 2, 4\) where it was \(1, 2, 5\)"):
         assert_attention_close(record, golden)
+
+
+def test_top_weights_are_those_of_the_same_keys(record, tmp_path):
+    for site in record.sites:
+        top = site.weights.topk(2, -1)
+        site.top_weights, site.top_keys = top.values, top.indices.int()
+        site.query = site.key = None
+        del site.__dict__["weights"]
+    golden = copy_of(record, tmp_path)
+    assert_attention_close(record, golden)
+    record.sites[1].top_keys = record.sites[1].top_keys.clone()
+    record.sites[1].top_keys[0, 0, 1] = torch.tensor([3, 1])
+    with pytest.raises(
+        AssertionError, match="layer.1: top_weights: 1 of 16 numbers differ, most at .*: 0 where it was 1"
+    ):
+        assert_attention_close(record, golden)
