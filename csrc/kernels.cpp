@@ -3,6 +3,8 @@
 
 #include <omp.h>
 
+#include "forward.h"
+
 namespace {
 
 // One thread opens no parallel region at all: a forked child has no team to open one with.
@@ -23,6 +25,11 @@ int32_t fill(void *arguments) {
     return REGARD_OK;
 }
 
+int32_t run_forward(void *arguments) {
+    const Arguments &a = *static_cast<const Arguments *>(arguments);
+    return a.score == ADDITIVE ? forward<ADDITIVE>(a) : forward<DOT>(a);
+}
+
 }  // namespace
 
-extern "C" const RegardKernels REGARD_TABLE = {{fill}};
+extern "C" const RegardKernels REGARD_TABLE = {{fill, run_forward}};

@@ -4,15 +4,22 @@
 #include <cstdint>
 
 // Raised with every change of a struct or of the order of the kernels: src/regard/kernels/_library.py has its twin.
-#define REGARD_ABI 1
+#define REGARD_ABI 2
 
 // Every kernel takes a pointer to its own struct of arguments and returns a status.
 typedef int32_t (*RegardKernel)(void *arguments);
 
-enum RegardStatus : int32_t { REGARD_OK = 0, REGARD_NO_KERNEL = 1, REGARD_NO_VARIANT = 2, REGARD_NO_MEMORY = 3 };
+// Not finite: something in the call is not, or overflowed; what was written is not to be used.
+enum RegardStatus : int32_t {
+    REGARD_OK = 0,
+    REGARD_NO_KERNEL = 1,
+    REGARD_NO_VARIANT = 2,
+    REGARD_NO_MEMORY = 3,
+    REGARD_NOT_FINITE = 4
+};
 
 // The number of a kernel in the table, and in regard_call.
-enum RegardWhich : int32_t { REGARD_FILL = 0, REGARD_COUNT };
+enum RegardWhich : int32_t { REGARD_FILL = 0, REGARD_FORWARD, REGARD_COUNT };
 
 typedef struct {
     RegardKernel run[REGARD_COUNT];

@@ -1,0 +1,207 @@
+// Forward, for normalisers that need no look at a whole row: softmax (running maximum) and weights key by key.
+//     scores = score(query, key)  ->  weights = normalize(scores)  ->  output = sum of weights times values
+#pragma once
+#include "scores.h"
+
+namespace {
+
+// What a group has summed up while tiles pass: outputs [column][lane], and under softmax maximum and total a lane.
+struct Sums {
+    float *output, *peak, *total;
+};
+
+// ---------------------------------------------------------------------------- stage two
+
+// exp2(score - running maximum); what was summed before is scaled to the new maximum.
+inline void weigh_softmax(float *tile, int64_t keys, const Sums &sums, int64_t Dv) {
+    F top[VECTORS], peak[VECTORS], total[VECTORS];
+    for (int n = 0; n < VECTORS; ++n) top[n] = load(sums.peak + n * LANES);
+    for (int64_t k = 0; k < keys; ++k)
+        for (int n = 0; n < VECTORS; ++n) top[n] = larger(load(tile + k * GROUP + n * LANES), top[n]);
+    for (int n = 0; n < VECTORS; ++n) {
+        const F before = load(sums.peak + n * LANES);
+        peak[n] = pick(top[n] == all(-INF), F{}, top[n]);
+        total[n] = load(sums.total + n * LANES);
+        if (!any(top[n] != before)) continue;
+        const F factor = exp2(before - peak[n]);
+        total[n] *= factor;
+        for (int64_t c = 0; c < Dv; ++c) {
+            float *at = sums.output + c * GROUP + n * LANES;
+            store(at, load(at) * factor);
+        }
+        store(sums.peak + n * LANES, top[n]);
+    }
+    for (int64_t k = 0; k < keys; ++k)
+        for (int n = 0; n < VECTORS; ++n) {
+            float *at = tile + k * GROUP + n * LANES;
+            const F weight = exp2(load(at) - peak[n]);
+            store(at, weight);
+            total[n] += weight;
+        }
+    for (int n = 0; n < VECTORS; ++n) store(sums.total + n * LANES, total[n]);
+}
+
+REGARD_INLINE F sigmoid(F score, float shift) {
+    const F weight = 1.0f / (exp2_bounded((score + shift) * -LOG2E) + 1.0f);
+    return pick(score == all(-INF), F{}, weight);
+}
+
+inline void weigh_each(const Block &block, float *tile, int64_t keys, int64_t ld) {
+    const Arguments &a = block.a;
+    const float shift = a.normalize == SIGMOID ? *a.shift.at(block.b, block.h) : 0.0f;
+    for (int64_t k = 0; k < keys; ++k)
+        for (int n = 0; n < VECTORS; ++n) {
+            float *at = tile + k * ld + n * LANES;
+            const F score = load(at);
+            store(at, a.normalize == SIGMOID ? sigmoid(score, shift) : larger(F{}, score));
+        }
+}
+
+inline void drop(const Block &block, int g, Span span, float *tile, int64_t ld) {
+    for (int64_t k = span.first; k < span.last; ++k, tile += ld)
+        for (int n = 0; n < VECTORS; ++n)
+            store(tile + n * LANES,
+                  load(tile + n * LANES) * kept(block.a, block.seeds + g * GROUP + n * LANES, k));
+}
+
+// ---------------------------------------------------------------------------- a block, tile by tile
+
+struct ForwardRoom {
+    float *query, *lifted, *output, *peak, *total, *tile, *keys, *values, *keys_lifted, *pack;
+    uint32_t *bits;
+
+    static int64_t floats(const Arguments &a) {
+        const int64_t wide = most(a.D, a.Dv);
+        return BLOCK * (2 * a.D + a.Dv) + KEYS * (2 * a.D + a.Dv + GROUP + 1) + BLOCK * wide + 2 * BLOCK + 16 * 12;
+    }
+    explicit ForwardRoom(const Arguments &a, Arena &arena) {
+        query = arena.take(BLOCK * a.D);
+        lifted = arena.take(BLOCK * a.D);
+        output = arena.take(BLOCK * a.Dv);
+        peak = arena.take(BLOCK);
+        total = arena.take(BLOCK);
+        tile = arena.take(KEYS * GROUP);
+        keys = arena.take(KEYS * a.D);
+        keys_lifted = arena.take(KEYS * a.D);
+        values = arena.take(KEYS * a.Dv);
+        pack = arena.take(BLOCK * most(a.D, a.Dv));
+        bits = reinterpret_cast<uint32_t *>(arena.take(KEYS));
+    }
+};
+
+template <int SCORE>
+void forward_tile(const Block &block, int g, Span span, const Keys &keys, int64_t first, const Floats &values,
+                  const ForwardRoom &room) {
+    const Arguments &a = block.a;
+    const int64_t count = span.last - span.first;
+    const int open = look_up(block, g, span, room.bits);
+    if (!open) return;
+    const Sums sums{room.output + g * a.Dv * GROUP, room.peak + g * GROUP, room.total + g * GROUP};
+    score_tile<SCORE>(block, g, keys, span.first - first, span.last - first, room.tile, GROUP);
+    finish_scores(block, g, span, room.tile, GROUP, nullptr);
+    if (open == 1) close_by_bits(room.bits, count, room.tile, GROUP);
+    if (a.normalize == SOFTMAX) weigh_softmax(room.tile, count, sums, a.Dv);
+    else weigh_each(block, room.tile, count, GROUP);
+    if (a.dropped) drop(block, g, span, room.tile, GROUP);
+    product<false, true>(a.Dv, count, values.row(span.first - first), values.stride, room.tile, GROUP, sums.output,
+                         GROUP);
+}
+
+// Divides by the totals (a sink takes its share), writes outputs and row numbers. Returns whether all is finite.
+inline bool close_block(const Block &block, const ForwardRoom &room) {
+    const Arguments &a = block.a;
+    const float sink = a.sink.data ? *a.sink.at(block.b, block.h) * LOG2E : -INF;
+    const int64_t row = (block.b * a.H + block.h) * a.Tq + block.first, rows = a.B * a.H * a.Tq;
+    alignas(64) float factors[BLOCK];
+    for (int64_t lane = 0; lane < BLOCK; ++lane) factors[lane] = 1.0f;
+    if (a.normalize == SOFTMAX)
+        for (int64_t lane = 0; lane < block.rows; ++lane) {
+            float peak = room.peak[lane], total = room.total[lane], own = 1.0f;
+            const bool empty = peak == -INF;
+            if (a.sink.data && !empty) {
+                const float top = sink > peak ? sink : peak;
+                own = ::exp2f(peak - top);
+                total = total * own + ::exp2f(sink - top);
+                peak = top;
+            }
+            factors[lane] = empty ? 0.0f : own / total;
+            if (a.rows) a.rows[row + lane] = empty ? 0.0f : peak, a.rows[rows + row + lane] = empty ? 0.0f : total;
+            if (a.lse) a.lse[row + lane] = empty ? -INF : peak * LN2 + ::logf(total);
+        }
+    bool finite = true;
+    for (int g = 0; g * GROUP < block.rows; ++g)
+        finite &= lanes_to_rows(room.output + g * a.Dv * GROUP, factors + g * GROUP, block.rows - g * GROUP, a.Dv,
+                                a.output, a.kind, (row + g * GROUP) * a.Dv, a.Dv, room.pack);
+    return finite;
+}
+
+template <int SCORE>
+bool forward_block(const Arguments &a, int64_t b, int64_t h, int64_t first, int64_t rows, const ForwardRoom &room) {
+    const int64_t step = a.D + a.Dv > 256 ? KEYS / 2 : KEYS;
+    Block block{a, b, h, h / (a.H / a.Hkv), first, rows, 1, 1, room.query, room.lifted, false, {}, {}};
+    const bool finite = open_block<SCORE>(block, room.pack);
+    std::memset(room.output, 0, BLOCK * a.Dv * sizeof(float));
+    for (int lane = 0; lane < BLOCK; ++lane) room.peak[lane] = -INF, room.total[lane] = 0.0f;
+    for (int range = 0; range < block.seen.count; ++range) {
+        const int64_t end = block.seen.ranges[range][1];
+        for (int64_t k = block.seen.ranges[range][0]; k < end; k += step) {
+            const int64_t stop = least(k + step, end);
+            const Keys keys = open_keys<SCORE>(block, k, stop - k, room.keys, room.keys_lifted);
+            const Floats values = rows_of(a.value, a.kind, b, block.hkv, k, stop - k, a.Dv, room.values);
+            for (int g = 0; g * GROUP < block.rows; ++g) {
+                const Span span = block.seen.span(g, k, stop);
+                if (span.first < span.last) forward_tile<SCORE>(block, g, span, keys, k, values, room);
+            }
+        }
+    }
+    return close_block(block, room) && finite;
+}
+
+// A key that is not finite may hide behind a weight of 0 or 1: such calls are for a kernel that looks.
+inline bool finite_keys(const Arguments &a) {
+    const int64_t step = 512, parts = (a.Tk + step - 1) / step, work = a.B * a.Hkv * parts;
+    int32_t finite = 1;
+#pragma omp parallel for schedule(static) num_threads(a.threads) if (a.threads > 1 && work * a.D > 1024)
+    for (int64_t n = 0; n < work; ++n) {
+        const int64_t at = n % parts * step, head = n / parts;
+        if (!finite_rows(a.key, a.kind, head / a.Hkv, head % a.Hkv, at, least(step, a.Tk - at), a.D))
+            __atomic_store_n(&finite, 0, __ATOMIC_RELAXED);
+    }
+    return finite != 0;
+}
+
+// Rows of a block: many where there is work for every thread all the same.
+inline int64_t height_of(const Arguments &a) {
+    int64_t height = BLOCK;
+    while (height > GROUP && a.B * a.H * ((a.Tq + height - 1) / height) < 2 * a.threads) height /= 2;
+    return a.threads > 1 ? height : int64_t(BLOCK);
+}
+
+template <int SCORE>
+int32_t forward(const Arguments &a) {
+    if (!finite_keys(a)) return REGARD_NOT_FINITE;
+    const int64_t height = height_of(a), blocks = (a.Tq + height - 1) / height, work = a.B * a.H * blocks;
+    int32_t status = REGARD_OK;
+    const auto run = [&](int64_t n) {
+        Arena &own = arena();
+        // The last blocks of a causal mask are the longest: they go first.
+        const int64_t block = blocks - 1 - n / (a.B * a.H), head = n % (a.B * a.H);
+        if (!own.start(ForwardRoom::floats(a))) {
+            __atomic_store_n(&status, REGARD_NO_MEMORY, __ATOMIC_RELAXED);
+            return;
+        }
+        const ForwardRoom room(a, own);
+        if (!forward_block<SCORE>(a, head / a.H, head % a.H, block * height,
+                                  least(height, a.Tq - block * height), room))
+            __atomic_store_n(&status, REGARD_NOT_FINITE, __ATOMIC_RELAXED);
+    };
+    if (a.threads <= 1 || work <= 1) {
+        for (int64_t n = 0; n < work; ++n) run(n);
+        return status;
+    }
+#pragma omp parallel for schedule(dynamic, 1) num_threads(int(least(a.threads, work)))
+    for (int64_t n = 0; n < work; ++n) run(n);
+    return status;
+}
+
+}  // namespace

@@ -1,0 +1,208 @@
+// Stage one: scores of a group of queries (lanes) and a range of keys, a tile [key][lane], and what is done to them
+// before they are normalised: soft-cap, bias, mask. Blocked pairs are -inf.
+#pragma once
+#include "room.h"
+#include "rows.h"
+
+namespace {
+
+constexpr int64_t KEYS = 192;  // of a tile at most: what a block reads again and again stays in the second cache
+constexpr float FAR = 20.0f;  // beyond this, exponentials of query and key are not taken apart
+
+// A block of queries of one head.
+struct Block {
+    const Arguments &a;
+    int64_t b, h, hkv, first, rows;
+    float scale, unit;  // scores are multiples of 1 / unit: log2(e) under softmax, so that weights are powers of 2
+    float *query;       // [group][D][GROUP], times what makes a score of it
+    float *lifted;      // additive: exp(2 query), likewise
+    bool far;           // additive: some |query| > FAR
+    Seen seen;
+    alignas(64) uint32_t seeds[BLOCK];
+};
+
+inline float scale_of(const Arguments &a, int64_t b, int64_t h) {
+    return float(a.factor) * (a.scale.data ? *a.scale.at(b, h) : 1.0f);
+}
+
+template <int SCORE>
+bool open_block(Block &block, float *room) {
+    const Arguments &a = block.a;
+    block.scale = scale_of(a, block.b, block.h);
+    block.unit = a.normalize == SOFTMAX ? LOG2E : 1.0f;
+    const float factor = SCORE == ADDITIVE ? 1.0f : a.softcap > 0 ? block.scale / float(a.softcap) : block.scale * block.unit;
+    block.seen.find(a, block.b, block.h, block.first, block.rows);
+    if (a.dropped) row_seeds(a, block.b, block.h, block.first, block.seeds);
+    const Floats in = rows_of(a.query, a.kind, block.b, block.h, block.first, block.rows, a.D, room);
+    const bool finite = rows_to_lanes(in, block.rows, a.D, factor, block.query);
+    if constexpr (SCORE == ADDITIVE) {
+        F size = {};
+        for (int64_t n = 0; n < (block.rows + GROUP - 1) / GROUP * GROUP * a.D; n += LANES) {
+            const F x = load(block.query + n);
+            size = larger(larger(x, -x), size);
+            store(block.lifted + n, exp_fine(2.0f * larger(all(-FAR), smaller(all(FAR), x))));
+        }
+        block.far = any(size > all(FAR));
+    }
+    return finite;
+}
+
+// Keys of a tile, ready for their score.
+struct Keys {
+    Floats rows;
+    const float *lifted;  // additive: exp(2 key) [key][D]
+    bool far;
+};
+
+template <int SCORE>
+Keys open_keys(const Block &block, int64_t first, int64_t count, float *room, float *lifted) {
+    const Arguments &a = block.a;
+    Keys keys{rows_of(a.key, a.kind, block.b, block.hkv, first, count, a.D, room), lifted, block.far};
+    if constexpr (SCORE == ADDITIVE) {
+        F size = {};
+        for (int64_t k = 0; k < count; ++k) {
+            const float *row = keys.rows.row(k);
+            int64_t d = 0;
+            for (; d + LANES <= a.D; d += LANES) {
+                const F x = load(row + d);
+                size = larger(larger(x, -x), size);
+                store(lifted + k * a.D + d, exp_fine(2.0f * larger(all(-FAR), smaller(all(FAR), x))));
+            }
+            for (; d < a.D; ++d) {
+                const F x = all(row[d]);
+                size = larger(larger(x, -x), size);
+                lifted[k * a.D + d] = exp_fine(2.0f * larger(all(-FAR), smaller(all(FAR), x)))[0];
+            }
+        }
+        keys.far = block.far || any(size > all(FAR));
+    }
+    return keys;
+}
+
+// ---------------------------------------------------------------------------- the two cores
+
+// 1 / (e^(2 (q + k)) + 1) for one column of a query group and one key: tanh(q + k) is 1 - 2 of it.
+template <bool FARAWAY>
+REGARD_INLINE F falling(const float *query, const float *lifted, float key, float key_lifted) {
+    if constexpr (FARAWAY) return 1.0f / (exp2_bounded((load(query) + key) * (2 * LOG2E)) + 1.0f);
+    else return reciprocal(load(lifted) * key_lifted + 1.0f);
+}
+
+template <int ROWS, bool FARAWAY>
+REGARD_INLINE void additive_tile(const Block &block, int g, const Keys &keys, int64_t at, float total, float *tile,
+                                 int64_t ld) {
+    const Arguments &a = block.a;
+    const float *w = a.weight.at(block.b, block.h);
+    const float *query = block.query + g * a.D * GROUP, *lifted = block.lifted + g * a.D * GROUP;
+    F sums[ROWS][VECTORS] = {};
+    for (int64_t d = 0; d < a.D; ++d) {
+        REGARD_UNROLL
+        for (int r = 0; r < ROWS; ++r) {
+            REGARD_UNROLL
+            for (int n = 0; n < VECTORS; ++n)
+                sums[r][n] += w[d] * falling<FARAWAY>(query + d * GROUP + n * LANES, lifted + d * GROUP + n * LANES,
+                                                      keys.rows.row(at + r)[d], keys.lifted[(at + r) * a.D + d]);
+        }
+    }
+    REGARD_UNROLL
+    for (int r = 0; r < ROWS; ++r) {
+        REGARD_UNROLL
+        for (int n = 0; n < VECTORS; ++n) store(tile + r * ld + n * LANES, (total - 2.0f * sums[r][n]) * block.unit);
+    }
+}
+
+template <bool FARAWAY>
+void additive_tiles(const Block &block, int g, const Keys &keys, int64_t from, int64_t to, float *tile, int64_t ld) {
+    const float *w = block.a.weight.at(block.b, block.h);
+    float total = 0;
+    for (int64_t d = 0; d < block.a.D; ++d) total += w[d];
+    int64_t k = from;
+    for (; k + 2 <= to; k += 2) additive_tile<2, FARAWAY>(block, g, keys, k, total, tile + (k - from) * ld, ld);
+    if (k < to) additive_tile<1, FARAWAY>(block, g, keys, k, total, tile + (k - from) * ld, ld);
+}
+
+// Scores of keys [from, to) of a tile of keys, before soft-cap, bias and mask.
+template <int SCORE>
+void score_tile(const Block &block, int g, const Keys &keys, int64_t from, int64_t to, float *tile, int64_t ld) {
+    const int64_t D = block.a.D;
+    if constexpr (SCORE == DOT)
+        product<true, false>(to - from, D, keys.rows.row(from), keys.rows.stride, block.query + g * D * GROUP, GROUP,
+                             tile, ld);
+    else if (keys.far)
+        additive_tiles<true>(block, g, keys, from, to, tile, ld);
+    else
+        additive_tiles<false>(block, g, keys, from, to, tile, ld);
+}
+
+// ---------------------------------------------------------------------------- what follows the score
+
+// Adds a tile of a tensor of pairs: to[key][lane] += unit * from(row, key).
+inline void add_pairs(const Block &block, int g, Span span, float *tile, int64_t ld) {
+    const Arguments &a = block.a;
+    const Pairs<const float> &x = a.bias;
+    const float *from = x.at(block.b, block.h) + span.first * x.k;
+    const int64_t keys = span.last - span.first, top = block.first + g * GROUP, last = block.first + block.rows - 1;
+    if (x.q == 0) {
+        for (int64_t k = 0; k < keys; ++k, tile += ld)
+            for (int n = 0; n < VECTORS; ++n)
+                store(tile + n * LANES, load(tile + n * LANES) + from[k * x.k] * block.unit);
+        return;
+    }
+    const float *rows[GROUP];
+    for (int lane = 0; lane < GROUP; ++lane) rows[lane] = from + least(top + lane, last) * x.q;
+    int64_t k = 0;
+    for (; x.k == 1 && k + LANES <= keys; k += LANES)
+        for (int n = 0; n < VECTORS; ++n) {
+            F y[LANES];
+            REGARD_UNROLL
+            for (int lane = 0; lane < LANES; ++lane) y[lane] = load(rows[n * LANES + lane] + k);
+            transpose(y);
+            REGARD_UNROLL
+            for (int m = 0; m < LANES; ++m) {
+                float *at = tile + (k + m) * ld + n * LANES;
+                store(at, load(at) + y[m] * block.unit);
+            }
+        }
+    for (; k < keys; ++k)
+        for (int lane = 0; lane < GROUP; ++lane) tile[k * ld + lane] += rows[lane][k * x.k] * block.unit;
+}
+
+// The diagonals of a tile run backwards along its lanes.
+inline const float *diagonal_at(const Block &block, int g, int n, int64_t key) {
+    return block.a.diagonal.at(block.b, block.h) + key - (block.first + g * GROUP + n * LANES) - (LANES - 1);
+}
+
+inline void add_diagonals(const Block &block, int g, Span span, float *tile, int64_t ld) {
+    for (int64_t k = span.first; k < span.last; ++k, tile += ld)
+        for (int n = 0; n < VECTORS; ++n)
+            store(tile + n * LANES,
+                  load(tile + n * LANES) + reversed(load(diagonal_at(block, g, n, k))) * block.unit);
+}
+
+// Soft-cap; `slopes`, where given, gets the cap's derivative of every pair.
+inline void cap(const Block &block, int64_t keys, float *tile, int64_t ld, float *slopes) {
+    const float height = float(block.a.softcap) * block.unit;
+    for (int64_t k = 0; k < keys; ++k)
+        for (int n = 0; n < VECTORS; ++n) {
+            const F t = tanh(load(tile + k * ld + n * LANES));
+            store(tile + k * ld + n * LANES, t * height);
+            if (slopes) store(slopes + k * ld + n * LANES, 1.0f - t * t);
+        }
+}
+
+// Everything between the score and the weights but a bool tensor, on keys [span.first, span.last).
+inline void finish_scores(const Block &block, int g, Span span, float *tile, int64_t ld, float *slopes) {
+    const Arguments &a = block.a;
+    if (a.softcap > 0) cap(block, span.last - span.first, tile, ld, slopes);
+    if (a.bias.data) add_pairs(block, g, span, tile, ld);
+    if (a.diagonal.data) add_diagonals(block, g, span, tile, ld);
+    if (span.ragged) close_by_runs(block.seen, g, span, tile, ld);
+}
+
+// Whether and how a bool tensor closes a tile: 0 none may meet, 1 some (in `bits`), 2 all.
+inline int look_up(const Block &block, int g, Span span, uint32_t *bits) {
+    if (!block.a.dense.data) return 2;
+    return dense_bits(block.a, block.b, block.h, block.first + g * GROUP, block.first + block.rows, span, bits);
+}
+
+}  // namespace

@@ -1,0 +1,166 @@
+// Vectors of floats: a few operations on GCC's vector extensions, so that one source serves every instruction set.
+// Everything is in an unnamed namespace: each instruction set keeps its own copy, and none leaks into another.
+#pragma once
+#include <cfloat>
+#include <cmath>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
+#define REGARD_INLINE static inline __attribute__((always_inline))
+#define REGARD_UNROLL _Pragma("GCC unroll 16")
+
+namespace {
+
+constexpr int LANES = REGARD_LANES;
+// A group of queries shares one pass over the keys: as many vectors as the registers of a product tile allow.
+constexpr int VECTORS = LANES == 4 ? 4 : 2;
+constexpr int GROUP = VECTORS * LANES;
+constexpr int TILE_ROWS = LANES == 16 ? 12 : 6;
+constexpr int BLOCK = 128;  // queries at most that pass over the keys together
+constexpr int GROUPS = BLOCK / GROUP;
+
+typedef float F __attribute__((vector_size(4 * LANES)));
+typedef int32_t I __attribute__((vector_size(4 * LANES)));
+typedef uint32_t U __attribute__((vector_size(4 * LANES)));
+typedef float Loose __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+
+constexpr float INF = __builtin_inff();
+constexpr float LOG2E = 1.44269504088896341f;
+constexpr float LN2 = 0.693147180559945309f;
+
+REGARD_INLINE F load(const float *p) { return *reinterpret_cast<const Loose *>(p); }
+REGARD_INLINE void store(float *p, F x) { *reinterpret_cast<Loose *>(p) = x; }
+REGARD_INLINE F all(float x) { return x - F{}; }
+REGARD_INLINE I all(int32_t x) { return x - I{}; }
+REGARD_INLINE U all(uint32_t x) { return x - U{}; }
+REGARD_INLINE F pick(I where, F yes, F no) { return where ? yes : no; }
+REGARD_INLINE F as_float(I x) { return reinterpret_cast<F>(x); }
+REGARD_INLINE I as_int(F x) { return reinterpret_cast<I>(x); }
+
+// The larger of a and b; where one of them is not a number, b.
+REGARD_INLINE F larger(F a, F b) {
+#if defined(__AVX512F__) && REGARD_LANES == 16
+    return reinterpret_cast<F>(_mm512_max_ps(reinterpret_cast<__m512>(a), reinterpret_cast<__m512>(b)));
+#elif defined(__AVX2__) && REGARD_LANES == 8
+    return reinterpret_cast<F>(_mm256_max_ps(reinterpret_cast<__m256>(a), reinterpret_cast<__m256>(b)));
+#else
+    return a > b ? a : b;
+#endif
+}
+REGARD_INLINE F smaller(F a, F b) { return -larger(-a, -b); }
+
+REGARD_INLINE bool any(I where) {
+#if defined(__AVX512F__) && REGARD_LANES == 16
+    return _mm512_test_epi32_mask(reinterpret_cast<__m512i>(where), reinterpret_cast<__m512i>(where)) != 0;
+#elif defined(__AVX2__) && REGARD_LANES == 8
+    return _mm256_movemask_ps(reinterpret_cast<__m256>(where)) != 0;
+#else
+    int32_t found = 0;
+    for (int n = 0; n < LANES; ++n) found |= where[n];
+    return found != 0;
+#endif
+}
+
+REGARD_INLINE float sum(F x) {
+    float total = 0;
+    for (int n = 0; n < LANES; ++n) total += x[n];
+    return total;
+}
+
+// 1 / x to about a unit in the last place, for finite x that are not tiny.
+REGARD_INLINE F reciprocal(F x) {
+#if defined(__AVX512F__) && REGARD_LANES == 16
+    const F r = reinterpret_cast<F>(_mm512_rcp14_ps(reinterpret_cast<__m512>(x)));
+    return r + r * (1.0f - x * r);
+#elif defined(__AVX2__) && REGARD_LANES == 8
+    const F r = reinterpret_cast<F>(_mm256_rcp_ps(reinterpret_cast<__m256>(x)));
+    return r + r * (1.0f - x * r);
+#else
+    return 1.0f / x;
+#endif
+}
+
+// 2^x, relative error 1e-7; 0 below -126.5, at most 2^127; NaN stays NaN.
+REGARD_INLINE F exp2(F x) {
+    x = larger(all(-127.0f), x);
+    const F shifted = x + 12582912.0f;  // 1.5 * 2^23: the integer nearest to x lands in the low bits
+    const F f = x - (shifted - 12582912.0f);
+    F p = all(0.0013264726891751761f);
+    p = p * f + 0.009671512910234312f;
+    p = p * f + 0.055507337465879714f;
+    p = p * f + 0.24022242081005665f;
+    p = p * f + 0.693146977595791f;
+    p = p * f + 1.0f;
+    return p * as_float((as_int(shifted) << 23) + (127 << 23));
+}
+
+REGARD_INLINE F exp2_bounded(F x) { return exp2(smaller(all(127.0f), x)); }
+
+// e^x to a few units in the last place, for |x| <= 80: the product with log2(e) is kept in two parts.
+REGARD_INLINE F exp_fine(F x) {
+    const F shifted = x * LOG2E + 12582912.0f;
+    const F n = shifted - 12582912.0f;
+    const F r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
+    F p = all(1.0f / 5040);
+    p = p * r + 1.0f / 720;
+    p = p * r + 1.0f / 120;
+    p = p * r + 1.0f / 24;
+    p = p * r + 1.0f / 6;
+    p = p * r + 0.5f;
+    p = p * r + 1.0f;
+    p = p * r + 1.0f;
+    return p * as_float((as_int(shifted) << 23) + (127 << 23));
+}
+
+// tanh x to a few units in the last place: a polynomial near 0, 1 - 2 / (e^2x + 1) beyond.
+REGARD_INLINE F tanh(F x) {
+    const F size = larger(x, -x), z = x * x;
+    F p = all(0.019800116496404417f);
+    p = p * z - 0.05379435003131482f;
+    p = p * z + 0.13332751169672014f;
+    p = p * z - 0.3333332725265982f;
+    const F near = x + x * z * p;
+    const F far = 1.0f - 2.0f / (exp2(smaller(size, all(20.0f)) * (2 * LOG2E)) + 1.0f);
+    const F signed_far = pick(x < all(0.0f), -far, far);
+    return pick(size < all(0.32f), near, pick(x == x, signed_far, x));
+}
+
+#define REGARD_LOW4 0, 4, 1, 5
+#define REGARD_HIGH4 2, 6, 3, 7
+#define REGARD_LOW8 0, 8, 1, 9, 2, 10, 3, 11
+#define REGARD_HIGH8 4, 12, 5, 13, 6, 14, 7, 15
+#define REGARD_LOW16 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23
+#define REGARD_HIGH16 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31
+#define REGARD_JOIN2(a, b) a##b
+#define REGARD_CHOICE(a, b) REGARD_JOIN2(a, b)
+
+// Transposes LANES vectors: interleaving halves log2(LANES) times.
+REGARD_INLINE void transpose(F (&x)[LANES]) {
+    REGARD_UNROLL
+    for (int stage = 1; stage < LANES; stage *= 2) {
+        F y[LANES];
+        REGARD_UNROLL
+        for (int n = 0; n < LANES / 2; ++n) {
+            y[2 * n] = __builtin_shufflevector(x[n], x[n + LANES / 2], REGARD_CHOICE(REGARD_LOW, REGARD_LANES));
+            y[2 * n + 1] = __builtin_shufflevector(x[n], x[n + LANES / 2], REGARD_CHOICE(REGARD_HIGH, REGARD_LANES));
+        }
+        REGARD_UNROLL
+        for (int n = 0; n < LANES; ++n) x[n] = y[n];
+    }
+}
+
+REGARD_INLINE F reversed(F x) {
+    I order;
+    for (int n = 0; n < LANES; ++n) order[n] = LANES - 1 - n;
+    return __builtin_shuffle(x, order);
+}
+
+REGARD_INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+REGARD_INLINE int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
+
+}  // namespace
