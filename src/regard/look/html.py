@@ -6,50 +6,68 @@ import base64
 import hashlib
 import json
 import unicodedata
-import zlib
 from collections.abc import Sequence
 from html import escape
 from importlib.resources import files
 from string import Template
 from typing import Any
 
-import numpy as np
-from torch import Tensor
+from regard.look import _page_pack, _ramps
+from regard.look._head_columns import columns_of
+from regard.look._opening import opening, telling_query
+from regard.look._page_facts import facts, honesty
+from regard.look._page_pack import Packer
+from regard.look._record import Grid, Record, Token
+from regard.look._shown import Shown, shown
+from regard.look._tokens import visible
 
-from regard.look._model import visible
-from regard.look._patterns import maps_of, pattern_of, pick, telling_query
-from regard.look._record import Record, Site, Token
+# What a page may carry of weights, in bytes; what goes beyond is left out by a rule that the page states.
+BUDGET = 20_000_000
+_SCRIPTS = ("data", "colour", "state", "overview", "map", "tokens", "picture", "needles", "save", "main")
+# A longer text is not repeated at the top of the page: it can be read token by token below.
+_TEXT_SHOWN = 20_000
+_PICTURE = 448
 
-# Bytes of weights in a page, before compression; what goes beyond it is left out by a rule that the page states.
-_BUDGET = 20_000_000
 
-
-def page(record: Record, layer: int | None = None, head: int | None = None) -> str:
+def page(record: Record, layer: int | None = None, head: int | None = None, *, budget: int = BUDGET) -> str:
     """One self-contained page about a record, opened on (layer, head): by default on the most telling head.
 
-    Weights are carried in 16 bits (to within 1/65535); where that would make the page too large (about 20 MB), in 8
-    bits (to within 0.004); then only those of the layer, then only those of the head it opens on. The page says which.
-    Its policy (`default-src 'none'`) keeps
-    the browser from loading or sending anything, and text from the record is inert in it. ValueError for a record
-    without sites, and for a layer or head that it does not have.
+    `layer` is the place of a site in the record. Weights are carried in 16 bits (to within 1/65535) while they are few,
+    beyond that in 8 (along the square root, to within 0.004) beside the 8 largest of each row in 16. `budget`, in
+    bytes, bounds what is carried: whole maps first, of the head it opens on, its layer, then the others; then blocks of
+    256 x 256, then only small pictures. Sites of more than 2,048 tokens are carried as blocks (largest and mean) and
+    the largest weights. The page says what it left out. Its policy (`default-src 'none'`) keeps the browser from
+    loading or sending anything, and text from the record is inert in it. ValueError for a record without sites, one
+    that disagrees with itself, and for a layer or head that it does not have.
     """
-    if not record.sites:
-        raise ValueError("this record holds no attention: there is nothing to draw")
-    layer, head = pick(record, layer, head)
-    kept, bits, stated = _kept(record, layer, head)
-    style, script = _part("look.css"), _part("look.js")
-    site = record.sites[layer]
+    sites = shown(record)
+    layer, head = opening(sites, layer, head)
+    signed = any(_is_signed(site) for site in sites)
+    packer = Packer(budget, signed)
+    data = _data(record, sites, packer, (layer, head))
+    style, script = _part("look.css"), _script()
+    title = f"Attention: {visible(record.text)[:60]}" if record.text else f"Attention in {record.model}"
+    text = "\n".join(visible(line) for line in record.text[:_TEXT_SHOWN].splitlines())
     return Template(_part("page.html")).substitute(
         policy=f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; "
         "base-uri 'none'; form-action 'none'",
-        title=escape(f"Attention: {visible(record.text)[:60]}"),
+        title=escape(title),
+        heading="Attention" if not signed else "Attention, compared",
         style=style,
-        text=escape("\n".join(visible(line) for line in record.text.splitlines())),
-        facts=escape(_facts(record)),
-        direction=_direction(record.text),
-        footer="".join(f"<p>{escape(note)}</p>" for note in [*stated, *_FOOTNOTES, *record.notes]),
-        record=_data(record, kept, bits, (layer, head, telling_query(site, head))),
+        text=escape(text + ("…" if len(record.text) > _TEXT_SHOWN else "")),
+        facts=escape(facts(record, sites)),
+        footer=honesty(record, sites, packer),
+        record=json.dumps(data, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c"),
         script=script,
+    )
+
+
+def notebook(record: Record, height: int = 900) -> str:
+    """The page in a frame of its own (`srcdoc`), for notebooks: what `_repr_html_` gives."""
+    frame = "width: 100%; border: 1px solid #8884; border-radius: 6px"
+    return (
+        f'<iframe title="Attention" style="{frame}; height: {height}px" '
+        f'srcdoc="{escape(page(record), quote=True)}"></iframe>'
     )
 
 
@@ -57,21 +75,18 @@ def _part(name: str) -> str:
     return (files("regard.look") / "page" / name).read_text(encoding="utf-8")
 
 
+def _script() -> str:
+    parts = "\n".join(_part(f"{name}.js") for name in _SCRIPTS)
+    return f'"use strict";\n(async () => {{\n{parts}}})();\n'
+
+
 def _hash(text: str) -> str:
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
-def _facts(record: Record) -> str:
-    queries, keys = record.sites[0].lengths
-    length = f"{queries} tokens" if queries == keys else f"{queries} queries, {keys} keys"
-    return f"{record.model}: {len(record.sites)} layers, {record.sites[0].heads} heads, {length}"
-
-
-_FOOTNOTES = (
-    "They are the weights of attention itself, before dropout. A weight says where a head looked; it is no explanation "
-    "of what the model answered.",
-    "This page is complete: it loads nothing and sends nothing.",
-)
+def _is_signed(site: Shown) -> bool:
+    whole = site.site.whole
+    return whole is not None and bool((whole < 0).any())
 
 
 def _direction(text: str) -> str:
@@ -81,70 +96,77 @@ def _direction(text: str) -> str:
     return "ltr" if first == "L" else "rtl"
 
 
-def _kept(record: Record, layer: int, head: int) -> tuple[set[tuple[int, int]], int, list[str]]:
-    """Which (layer, head) maps go into the page, in how many bits, and what the page says about that."""
-    every = {(number, one) for number, site in enumerate(record.sites) for one in range(site.heads)}
-    of_layer = {place for place in every if place[0] == layer}
-    for kept, bits in ((every, 16), (every, 8), (of_layer, 16), (of_layer, 8)):
-        if sum(_cells(record.sites[number]) for number, _ in kept) * bits // 8 <= _BUDGET:
-            break
-    else:
-        kept, bits = {(layer, head)}, 16
-    stated = [f"Weights are shown for each head, to within {'1/65535' if bits == 16 else '0.004'}."]
-    if kept != every:
-        what = f"layer {layer}" if kept == of_layer else f"layer {layer}, head {head}"
-        stated.append(f"Only {what} is in this page: all {len(every)} maps would have made it too large.")
-    return kept, bits, stated
+class _Tables:
+    """The tables of tokens, each once."""
+
+    def __init__(self, record: Record, packer: Packer) -> None:
+        self.record, self.packer = record, packer
+        self.found: list[dict[str, Any]] = []
+        self._places: dict[Any, int] = {}
+
+    def place(self, tokens: Sequence[Token], length: int, grid: Grid | None) -> int:
+        key = (tokens, length, grid)
+        if key not in self._places:
+            self._places[key] = len(self.found)
+            self.found.append(self._table(tokens, length, grid))
+        return self._places[key]
+
+    def _table(self, tokens: Sequence[Token], length: int, grid: Grid | None) -> dict[str, Any]:
+        named = [[one.text, one.start, one.stop, int(one.special)] for one in tokens]
+        return {
+            "tokens": named if len(tokens) == length else None,
+            "length": length,
+            "dir": _direction("".join(one.text for one in tokens[:2000] if not one.special)),
+            "grid": None if grid is None else self._grid(grid),
+        }
+
+    def _grid(self, grid: Grid) -> dict[str, Any]:
+        image = self.record.image
+        found: dict[str, Any] = {
+            "rows": grid.rows,
+            "columns": grid.columns,
+            "first": grid.leading,
+            "image": None,
+        }
+        if image is not None:
+            step = max(1, -(-max(image.shape[:2]) // _PICTURE))
+            small = image[::step, ::step].contiguous().cpu().numpy()
+            chunk = self.packer.put(small.tobytes())
+            found["image"] = {"width": small.shape[1], "height": small.shape[0], "chunk": chunk}
+        return found
 
 
-def _cells(site: Site) -> int:
-    return site.lengths[0] * site.lengths[1]
-
-
-def _packed(weights: Tensor, bits: int) -> bytes:
-    """Weights as whole numbers: 16 bits are linear, 8 bits follow the square root so that small weights survive."""
-    shares: np.ndarray[Any, np.dtype[np.float32]] = weights.clamp(0, 1).numpy()
-    whole = (
-        np.rint(np.sqrt(shares) * 255.0).astype("u1")
-        if bits == 8
-        else np.rint(shares * 65535.0).astype("<u2")
-    )
-    packed: bytes = whole.tobytes()
-    return packed
-
-
-def _data(record: Record, kept: set[tuple[int, int]], bits: int, opened: tuple[int, int, int]) -> str:
-    chunks: list[bytes] = []
-    sites, start = [], 0
-    for number, site in enumerate(record.sites):
-        maps = maps_of(site)
-        starts: list[int | None] = []
-        for one in range(site.heads):
-            if (number, one) not in kept:
-                starts.append(None)
-                continue
-            starts.append(start)
-            start += maps[one].numel()
-            chunks.append(_packed(maps[one], bits))
-        patterns = [pattern_of(part).said(site.key_tokens) for part in maps]
-        sites.append({**_described(site), "starts": starts, "patterns": patterns})
-    weights = base64.b64encode(zlib.compress(b"".join(chunks), 6)).decode()
-    layer, head, query = opened
-    data = {"layer": layer, "head": head, "query": query, "sites": sites, "bits": bits, "weights": weights}
-    return json.dumps(data).replace("<", "\\u003c")
-
-
-def _described(site: Site) -> dict[str, Any]:
-    queries, keys = site.lengths
+def _data(record: Record, sites: list[Shown], packer: Packer, opened: tuple[int, int]) -> dict[str, Any]:
+    chunk, sizes = _page_pack.thumbs(packer, sites)
+    tables = _Tables(record, packer)
+    described = [
+        {
+            "title": site.title,
+            "label": str(site.number),
+            "option": site.option,
+            "facts": site.facts,
+            "cross": site.two_sided,
+            "queries": tables.place(site.queries, site.Tq, site.site.query_grid),
+            "keys": tables.place(site.keys, site.Tk, site.site.key_grid),
+            "thumb": size,
+        }
+        for site, size in zip(sites, sizes, strict=True)
+    ]
+    carried = _page_pack.heads(packer, sites, opened)
+    columns = columns_of(sites)
+    for site, one, parts in zip(sites, described, carried, strict=True):
+        one["heads"] = [
+            {**part, "said": site.said(head), "cells": [column.of(site, head) for column in columns]}
+            for head, part in enumerate(parts)
+        ]
     return {
-        "title": site.title,
-        "cross": site.kind == "cross" or site.query_tokens != site.key_tokens,
-        "queries": _table(site.query_tokens, queries),
-        "keys": _table(site.key_tokens, keys),
+        "text": record.text,
+        "opened": [*opened, telling_query(sites[opened[0]], opened[1])],
+        "ramps": {"weight": _ramps.WEIGHT, "signed": _ramps.SIGNED},
+        "signed": packer.signed,
+        "tables": tables.found,
+        "sites": described,
+        "columns": [{"title": one.title, "hint": one.hint, "form": one.form} for one in columns],
+        "thumbs": chunk,
+        "chunks": packer.chunks,
     }
-
-
-def _table(tokens: Sequence[Token], length: int) -> list[dict[str, Any]]:
-    if len(tokens) != length:
-        return [{"text": str(number), "special": False} for number in range(length)]
-    return [{"text": token.text, "special": token.special} for token in tokens]
