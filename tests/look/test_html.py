@@ -1,4 +1,5 @@
 import base64
+import copy
 import hashlib
 import html as markup
 import re
@@ -8,6 +9,7 @@ import pytest
 import torch
 
 from regard.look import Grid, Record, Site, Sizes, Token, _page_pack, html
+from regard.look._difference import difference
 from regard.look._page_pack import eighths, from_eighths, packed_top
 from regard.look._shown import Top
 from tests.look.pages import chunk, data_of, map_of, random_record, record_with, top_of
@@ -238,3 +240,20 @@ def test_a_notebook_gets_the_page_in_a_frame(record):
 def test_sizes(causal):
     page = html.page(random_record(12, 12, 256, causal=causal))
     assert len(page.encode()) <= (6_000_000 if causal else 10_000_000)
+
+
+def test_two_records_compared(record):
+    other = copy.deepcopy(record)
+    other.sites[1].__dict__["weights"] = torch.eye(4).expand(1, 2, 4, 4)
+    page = html.page(difference(record, other))
+    data = data_of(page)
+    assert data["signed"] and data["opened"][0] == 1 and "Attention, compared" in page
+    changed = [head["cells"][0] for site in data["sites"] for head in site["heads"]]
+    assert changed == ["hardly changed"] * 2 + ["changed much"] * 2
+    assert [column["title"] for column in data["columns"]] == [
+        "kind",
+        "distance",
+        "largest gain",
+        "largest loss",
+    ]
+    assert data["sites"][1]["heads"][1]["cells"][2:] == [0.75, 0.25]

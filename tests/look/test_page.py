@@ -75,14 +75,14 @@ def test_all_heads_can_be_chosen_by_click_and_by_keyboard(opened, record):
     canvas = one.page.locator("#heads")
     # The first map stands 30 pixels from the left, 18 from the top; one more is 48 further.
     canvas.click(position={"x": 30 + 48 + 10, "y": 18 + 10})
-    one.until("#head-title", "Layer 0, head 1: looks mostly at the token before")
+    one.until("#head-title", "Layer 0, head 1: looks at the token before")
     assert one.pixel("#heads", 30 + 5, 18 + 5) == ALL["light"]
     canvas.focus()
     one.page.keyboard.press("ArrowDown")
     one.until("#head-title", "Layer 1, head 1")
     one.page.keyboard.press("ArrowLeft")
-    one.until("#head-title", "Layer 1, head 0: looks mostly at the first token")
-    one.until("#live", "Layer 1, head 0: looks mostly at the first token")
+    one.until("#head-title", "Layer 1, head 0: rests on the first token")
+    one.until("#live", "Layer 1, head 0: rests on the first token")
     one.page.select_option("#layer", "0")
     one.until("#head-title", "Layer 0, head 0")
     one.page.select_option("#head", "1")
@@ -99,7 +99,7 @@ def test_the_catalogue_is_sorted_filtered_and_leads_to_a_head(opened, record):
     assert one.page.locator("#catalogue th[aria-sort=descending]").inner_text().startswith("eff. keys")
     one.page.get_by_role("button", name="eff. keys").click()
     assert heads()[-1] == "1.1"
-    one.page.select_option("#kind", "the token itself")
+    one.page.select_option("#kind", "same-token")
     assert heads() == ["0.0"] and one.text("#catalogue-count") == "1–1 of 1 heads"
     one.page.select_option("#kind", "")
     one.page.get_by_role("button", name="Layer 1, head 1").click()

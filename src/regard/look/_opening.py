@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import numpy as np
-
-from regard.look._record import Token
-from regard.look._shown import Array, Shown
+from regard.look._shown import Shown
 
 
 def opening(sites: list[Shown], layer: int | None = None, head: int | None = None) -> tuple[int, int]:
@@ -21,7 +18,7 @@ def opening(sites: list[Shown], layer: int | None = None, head: int | None = Non
     places = [(site, one) for site in chosen for one in range(site.heads) if head is None or one == head]
     if len(places) == 1:
         return places[0][0].number, places[0][1]
-    scores = [links(site, one) for site, one in places]
+    scores = [site.interest(one) for site, one in places]
     best = max(
         range(len(places)), key=lambda place: float(scores[place].mean()) if scores[place].size else -1.0
     )
@@ -30,30 +27,8 @@ def opening(sites: list[Shown], layer: int | None = None, head: int | None = Non
 
 def telling_query(site: Shown, head: int) -> int:
     """The query that gives most weight to one token of the text that is no neighbour."""
-    found = links(site, head)
+    found = site.interest(head)
     return int(found.argmax()) if found.size else 0
-
-
-def links(site: Shown, head: int) -> Array:
-    """(Tq,): the largest weight from each token of the text to another one that is no neighbour; else 0."""
-    top = site.top(head, 64)
-    if top is None or top.weights.size == 0:
-        return np.zeros(site.Tq, np.float32)
-    weights = np.where(top.keys < 0, 0.0, top.weights)
-    keys = np.clip(top.keys, 0, None)
-    if site.site.kind == "self":
-        offset = site.site.offset if isinstance(site.site.offset, int) else 0
-        weights = weights * (np.abs(np.arange(site.Tq)[:, None] + offset - keys) > 1)
-    if len(site.keys) == site.Tk:
-        weights = weights * ~_special(site.keys)[keys]
-    if len(site.queries) == site.Tq:
-        weights = weights * ~_special(site.queries)[:, None]
-    found: Array = np.abs(weights).max(-1).astype(np.float32)
-    return found
-
-
-def _special(tokens: tuple[Token, ...]) -> Array:
-    return np.array([token.special for token in tokens], dtype=bool)
 
 
 def _require(name: str, value: int | None, count: int) -> None:

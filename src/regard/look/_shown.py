@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regard.look._patterns import LEGEND, pattern_of
+from regard.look._catalogue import Head, catalogue
 from regard.look._record import Record, Site, Token
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -146,21 +146,33 @@ class Shown:
 
     def said(self, head: int) -> str:
         """What a head mostly does, as a sentence without its subject."""
-        return self._patterns[head][0]
+        return self._catalogue[head].said() if self._catalogue else "its weights were not kept"
 
     def kind(self, head: int) -> str:
-        """The same, as one of a few words."""
-        return self._patterns[head][1]
+        """The same by its name in the catalogue."""
+        return self._catalogue[head].pattern if self._catalogue else "not kept"
 
     @cached_property
-    def _patterns(self) -> list[tuple[str, str]]:
-        found = []
-        for head in range(self.heads):
-            if not self.has_map(head):
-                found.append(("its weights were not kept", "not kept"))
-                continue
-            pattern = pattern_of(torch.from_numpy(self.map(head)))
-            found.append((pattern.said(self.keys), LEGEND[pattern.letter]))
+    def _catalogue(self) -> list[Head]:
+        """Empty where nothing was kept to name a head by, or only what a long map would have to be computed from."""
+        measured = bool(self.site.statistics) or self.has_map(0)
+        return catalogue(Record([self.site]), sample=self.sample) if measured and self.Tq * self.Tk else []
+
+    def interest(self, head: int) -> Array:
+        """(Tq,): the largest weight from each token of the text to another one that is no neighbour; else 0."""
+        top = self.top(head, 64)
+        if top is None or top.weights.size == 0:
+            return np.zeros(self.Tq, np.float32)
+        weights = np.where(top.keys < 0, 0.0, top.weights)
+        keys = np.clip(top.keys, 0, None)
+        if self.site.kind == "self":
+            offset = self.site.offset if isinstance(self.site.offset, int) else 0
+            weights = weights * (np.abs(np.arange(self.Tq)[:, None] + offset - keys) > 1)
+        if len(self.keys) == self.Tk:
+            weights = weights * ~_special(self.keys)[keys]
+        if len(self.queries) == self.Tq:
+            weights = weights * ~_special(self.queries)[:, None]
+        found: Array = np.abs(weights).max(-1).astype(np.float32)
         return found
 
     def mean(self, name: str, head: int) -> float | None:
@@ -229,6 +241,10 @@ def pool(weights: Array, side: int) -> tuple[Array, Array]:
     sums = np.add.reduceat(np.add.reduceat(weights, tops, 0), lefts, 1)
     sizes = np.outer(np.diff(np.append(tops, rows)), np.diff(np.append(lefts, columns)))
     return (sums / sizes).astype(np.float32), largest
+
+
+def _special(tokens: tuple[Token, ...]) -> Array:
+    return np.array([token.special for token in tokens], dtype=bool)
 
 
 def _numpy(tensor: Tensor) -> Array:

@@ -13,7 +13,9 @@ from string import Template
 from typing import Any
 
 from regard.look import _page_pack, _ramps
-from regard.look._head_columns import columns_of
+from regard.look._compared import COLUMNS, Compared, compared
+from regard.look._difference import Difference
+from regard.look._head_columns import Column, columns_of
 from regard.look._opening import opening, telling_query
 from regard.look._page_facts import facts, honesty
 from regard.look._page_pack import Packer
@@ -29,8 +31,12 @@ _TEXT_SHOWN = 20_000
 _PICTURE = 448
 
 
-def page(record: Record, layer: int | None = None, head: int | None = None, *, budget: int = BUDGET) -> str:
-    """One self-contained page about a record, opened on (layer, head): by default on the most telling head.
+def page(
+    source: Record | Difference, layer: int | None = None, head: int | None = None, *, budget: int = BUDGET
+) -> str:
+    """One self-contained page about a record, or about the difference of two, opened on (layer, head).
+
+    By default on the most telling head, or the most changed one.
 
     `layer` is the place of a site in the record. Weights are carried in 16 bits (to within 1/65535) while they are few,
     beyond that in 8 (along the square root, to within 0.004) beside the 8 largest of each row in 16. `budget`, in
@@ -40,11 +46,10 @@ def page(record: Record, layer: int | None = None, head: int | None = None, *, b
     loading or sending anything, and text from the record is inert in it. ValueError for a record without sites, one
     that disagrees with itself, and for a layer or head that it does not have.
     """
-    sites = shown(record)
+    record, sites, columns = _opened(source)
     layer, head = opening(sites, layer, head)
-    signed = any(_is_signed(site) for site in sites)
-    packer = Packer(budget, signed)
-    data = _data(record, sites, packer, (layer, head))
+    packer = Packer(budget, signed=any(_is_signed(site) for site in sites))
+    data = _data(record, sites, packer, (layer, head), columns)
     style, script = _part("look.css"), _script()
     title = f"Attention: {visible(record.text)[:60]}" if record.text else f"Attention in {record.model}"
     text = "\n".join(visible(line) for line in record.text[:_TEXT_SHOWN].splitlines())
@@ -52,7 +57,7 @@ def page(record: Record, layer: int | None = None, head: int | None = None, *, b
         policy=f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; "
         "base-uri 'none'; form-action 'none'",
         title=escape(title),
-        heading="Attention" if not signed else "Attention, compared",
+        heading="Attention, compared" if packer.signed else "Attention",
         style=style,
         text=escape(text + ("…" if len(record.text) > _TEXT_SHOWN else "")),
         facts=escape(facts(record, sites)),
@@ -84,9 +89,17 @@ def _hash(text: str) -> str:
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
+def _opened(source: Record | Difference) -> tuple[Record, list[Shown], list[Column]]:
+    if isinstance(source, Difference):
+        record, pairs = compared(source)
+        return record, list(pairs), COLUMNS
+    sites = shown(source)
+    return source, sites, columns_of(sites)
+
+
 def _is_signed(site: Shown) -> bool:
     whole = site.site.whole
-    return whole is not None and bool((whole < 0).any())
+    return isinstance(site, Compared) or (whole is not None and bool((whole < 0).any()))
 
 
 def _direction(text: str) -> str:
@@ -136,7 +149,9 @@ class _Tables:
         return found
 
 
-def _data(record: Record, sites: list[Shown], packer: Packer, opened: tuple[int, int]) -> dict[str, Any]:
+def _data(
+    record: Record, sites: list[Shown], packer: Packer, opened: tuple[int, int], columns: list[Column]
+) -> dict[str, Any]:
     chunk, sizes = _page_pack.thumbs(packer, sites)
     tables = _Tables(record, packer)
     described = [
@@ -153,7 +168,6 @@ def _data(record: Record, sites: list[Shown], packer: Packer, opened: tuple[int,
         for site, size in zip(sites, sizes, strict=True)
     ]
     carried = _page_pack.heads(packer, sites, opened)
-    columns = columns_of(sites)
     for site, one, parts in zip(sites, described, carried, strict=True):
         one["heads"] = [
             {**part, "said": site.said(head), "cells": [column.of(site, head) for column in columns]}
@@ -164,6 +178,7 @@ def _data(record: Record, sites: list[Shown], packer: Packer, opened: tuple[int,
         "opened": [*opened, telling_query(sites[opened[0]], opened[1])],
         "ramps": {"weight": _ramps.WEIGHT, "signed": _ramps.SIGNED},
         "signed": packer.signed,
+        "sorted": 1 if packer.signed else -1,
         "tables": tables.found,
         "sites": described,
         "columns": [{"title": one.title, "hint": one.hint, "form": one.form} for one in columns],

@@ -83,6 +83,7 @@ const search = (words) => {
   if (wanted) find("said").textContent = `There is no token with “${words.trim()}” here.`;
 };
 
+if (record.signed) document.querySelectorAll(".measure").forEach((node) => { node.textContent = "change"; });
 bindOverview();
 bindCatalogue();
 for (const name of ["tokens", "keys"]) bindChips(name);

@@ -82,7 +82,7 @@ const bindOverview = () => {
 };
 
 const PAGE = 40;
-const catalogue = { order: -1, up: true, kind: "", start: 0, rows: [] };
+const catalogue = { order: record.sorted, up: record.sorted < 0, kind: "", start: 0, rows: [] };
 const entries = record.sites.flatMap((one, layer) => one.heads.map((head, number) => ({ layer, number, head })));
 
 const sortCatalogue = () => {
