@@ -3,7 +3,8 @@
 
 #include <omp.h>
 
-#include "forward.h"
+#include "backward.h"
+#include "threshold.h"
 
 namespace {
 
@@ -27,9 +28,16 @@ int32_t fill(void *arguments) {
 
 int32_t run_forward(void *arguments) {
     const Arguments &a = *static_cast<const Arguments *>(arguments);
-    return a.score == ADDITIVE ? forward<ADDITIVE>(a) : forward<DOT>(a);
+    const bool additive = a.score == ADDITIVE;
+    if (a.normalize >= SPARSEMAX) return additive ? threshold_forward<ADDITIVE>(a) : threshold_forward<DOT>(a);
+    return additive ? forward<ADDITIVE>(a) : forward<DOT>(a);
+}
+
+int32_t run_backward(void *arguments) {
+    const Arguments &a = *static_cast<const Arguments *>(arguments);
+    return a.score == ADDITIVE ? backward<ADDITIVE>(a) : backward<DOT>(a);
 }
 
 }  // namespace
 
-extern "C" const RegardKernels REGARD_TABLE = {{fill, run_forward}};
+extern "C" const RegardKernels REGARD_TABLE = {{fill, run_forward, run_backward}};

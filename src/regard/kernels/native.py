@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 
 from regard.kernels import _library
-from regard.kernels.problem import UNLIMITED, Problem
+from regard.kernels.problem import DIFFERENTIABLE, UNLIMITED, Problem
 
 WIDEST = 256
-_FORWARD = 1
+_FORWARD, _BACKWARD = 1, 2
+_GROUPS = {"v4": 32, "wide": 32}  # queries of a group, 16 elsewhere: gradients of keys are padded to it
 _NOT_FINITE = 4
 _KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _SCORES = {"dot": 0, "additive": 1}
@@ -59,6 +60,127 @@ def forward(problem: Problem) -> tuple[Tensor, Tensor, Tensor] | None:
     if _call(_FORWARD, problem, held, last):
         return output, lse, rows
     return None
+
+
+def backward(
+    grad_output: Tensor,
+    grad_lse: Tensor | None,
+    output: Tensor,
+    rows: Tensor,
+    problem: Problem,
+    needs: list[bool],
+) -> list[Tensor] | None:
+    """Gradients as ``tiled.backward`` gives them, of the output and row numbers that ``forward`` gave.
+
+    None where something is not finite, and for the gradient of a scale that is 0.
+    """
+    wanted = [name for name, need in zip(DIFFERENTIABLE, needs, strict=True) if need]
+    if "scale" in wanted and not bool(problem.scale.all()):  # type: ignore[union-attr]
+        return None
+    room = _Room(problem, wanted)
+    held: list[Tensor] = []
+    last = [0, 0, rows.data_ptr() if rows.numel() else 0]
+    last += _rows(grad_output, held) + _rows(output, held)
+    last += [0 if grad_lse is None else _kept(grad_lse.to(torch.float32).contiguous(), held).data_ptr()]
+    if not _call(_BACKWARD, problem, held, last + room.numbers()):
+        return None
+    found = room.gradients(grad_output, grad_lse, output, rows)
+    return [found[name].to(getattr(problem, name).dtype) for name in wanted]
+
+
+class _Room:
+    """Where the compiled kernel sums gradients up, in float32."""
+
+    def __init__(self, problem: Problem, wanted: list[str]) -> None:
+        self.problem, self.wanted = problem, wanted
+        B, H, Tq, D = problem.query.shape
+        _, Hkv, Tk, Dv = problem.value.shape
+        bias, self.in_turn, self.splits = problem.bias, False, 1
+        whole = bias is not None and "bias" in wanted and bias.shape[2] > 1 and bias.shape[3] > 1
+        if whole:
+            assert bias is not None
+            self.in_turn = bias.shape[0] < B or bias.shape[1] < H
+        threads, heads = _library.threads(), B * Hkv
+        if self.in_turn:
+            self.splits = threads
+        elif heads % threads and heads < 4 * threads:
+            self.splits = -(-2 * threads // max(1, heads))
+        self.splits = max(1, min(self.splits, -(-Tq // 64)))
+        self.query = torch.empty(B, H, Tq, D)
+        self.key = torch.empty(self.splits, B, Hkv, Tk, _padded(D))
+        self.value = torch.empty(self.splits, B, Hkv, Tk, _padded(Dv))
+        self.row = torch.empty(B, H, Tq) if "shift" in wanted else None
+        self.weight = torch.zeros(self.splits, B, H, D) if problem.weight is not None else None
+        self.bias = self.diagonal = None
+        if bias is not None and "bias" in wanted:
+            shape = bias.shape if whole else (self.splits, B, H, *bias.shape[2:])
+            self.bias = torch.zeros(shape)
+        if problem.diagonal is not None and "diagonal" in wanted:
+            self.diagonal = torch.zeros(self.splits, B, H, problem.diagonal.shape[-1] + 2 * _PADDING)
+
+    def numbers(self) -> list[int]:
+        B, H, Tq, _ = self.problem.query.shape
+        found = [self.query.data_ptr(), self.key.data_ptr(), self.value.data_ptr()]
+        diagonal = 0 if self.diagonal is None else self.diagonal.data_ptr() + 4 * (Tq - 1 + _PADDING)
+        found += [_address(self.row), diagonal, _address(self.weight)]
+        if self.bias is None:
+            found += [0, 0, 0, 0, 0, 0]
+        else:
+            alone = self.bias.ndim == 5
+            found += [self.bias.data_ptr(), *_strides(self.bias[0] if alone else self.bias)]
+            found += [self.bias.stride(0) if alone else 0]
+        return [*found, 0 if self.diagonal is None else self.diagonal.stride(0), self.splits, self.in_turn]
+
+    def gradients(
+        self, grad_output: Tensor, grad_lse: Tensor | None, output: Tensor, rows: Tensor
+    ) -> dict[str, Tensor]:
+        problem, found = self.problem, {"query": self.query}
+        found["key"] = _total(self.key)[..., : problem.key.shape[-1]]
+        found["value"] = _total(self.value)[..., : problem.value.shape[-1]]
+        if self.weight is not None and problem.weight is not None:
+            found["weight"] = _total(self.weight).sum_to_size(problem.weight.shape)
+        if self.bias is not None and problem.bias is not None:
+            bias = self.bias if self.bias.ndim == 4 else _total(self.bias)
+            found["bias"] = bias.sum_to_size(problem.bias.shape)
+        if self.diagonal is not None and problem.diagonal is not None:
+            inner = _total(self.diagonal)[..., _PADDING:-_PADDING]
+            found["diagonal"] = inner.sum_to_size(problem.diagonal.shape)
+        if "scale" in self.wanted and problem.scale is not None:
+            # dquery = scale sum_j ds_ij k_j: its product with the query is the scale times the gradient of the scale.
+            along = (self.query * problem.query).sum((-1, -2)) / problem.scale
+            found["scale"] = along.sum_to_size(problem.scale.shape)
+        if self.row is not None and problem.shift is not None:
+            found["shift"] = self.row.sum(-1).sum_to_size(problem.shift.shape)
+        if "sink" in self.wanted and problem.sink is not None:
+            found["sink"] = _sink_gradient(problem.sink, grad_output, grad_lse, output, rows)
+        return found
+
+
+def _sink_gradient(
+    sink: Tensor, grad_output: Tensor, grad_lse: Tensor | None, output: Tensor, rows: Tensor
+) -> Tensor:
+    """The sink is a key of value 0: of weight w, its gradient is w (dlse - grad_output . output), over all rows."""
+    peak, total = rows
+    share = torch.exp2(sink.float()[..., None] * math.log2(math.e) - peak) / total
+    share = share.masked_fill(total == 0, 0.0)
+    mean = torch.linalg.vecdot(grad_output.float(), output.float())
+    change = -mean if grad_lse is None else grad_lse - mean
+    return (change * share).sum(-1).sum_to_size(sink.shape)
+
+
+def _padded(width: int) -> int:
+    library = _library.library()
+    assert library is not None
+    group = _GROUPS.get(library.variant, 16)
+    return -(-width // group) * group
+
+
+def _total(splits: Tensor) -> Tensor:
+    return splits[0] if splits.shape[0] == 1 else splits.sum(0)
+
+
+def _address(tensor: Tensor | None) -> int:
+    return 0 if tensor is None else tensor.data_ptr()
 
 
 def _call(which: int, problem: Problem, held: list[Tensor], last: list[int]) -> bool:
