@@ -4,7 +4,7 @@ import pytest
 import torch
 import transformers as hf
 
-from regard.look import watch
+from regard.look import Keep, watch
 
 SMALL = {
     "vocab_size": 50,
@@ -46,7 +46,7 @@ def test_the_maps_are_the_models_own(name):
     ids = torch.arange(16).reshape(2, 8) + 3
     mask = torch.ones(2, 8, dtype=torch.long)
     mask[1, 6:] = 0
-    with torch.no_grad(), watch(model) as record:
+    with torch.no_grad(), watch(model, Keep(weights=True)) as record:
         watched = model(input_ids=ids, attention_mask=mask).last_hidden_state
     with torch.no_grad():
         plain = model(input_ids=ids, attention_mask=mask).last_hidden_state
@@ -60,23 +60,10 @@ def test_the_maps_are_the_models_own(name):
         assert float(expected[0].std()) > 0.02
 
 
-def test_every_step_of_generation_is_a_call():
-    torch.manual_seed(0)
-    model = hf.LlamaForCausalLM(hf.LlamaConfig(**GROUPED, pad_token_id=0, eos_token_id=None)).eval()
-    with watch(model) as record:
-        model.generate(
-            torch.tensor([[5, 6, 7]]), attention_mask=torch.ones(1, 3), max_new_tokens=3, do_sample=False
-        )
-    assert [site.lengths for site in record.sites] == [(3, 3)] * 2 + [(1, 4)] * 2 + [(1, 5)] * 2
-    assert record.sites[-1].title == "model.layers.1.self_attn (call 3)"
-    for site in record.sites:
-        torch.testing.assert_close(site.weights.sum(-1), torch.ones(site.weights.shape[:-1]))
-
-
 def test_a_translator_has_three_kinds_of_sites():
     torch.manual_seed(0)
     model = hf.BartModel(hf.BartConfig(**BART)).eval()
-    with torch.no_grad(), watch(model) as record:
+    with torch.no_grad(), watch(model, Keep(weights=True)) as record:
         model(input_ids=torch.tensor([[5, 6, 7, 8]]), decoder_input_ids=torch.tensor([[2, 9]]))
     found = [(site.name, site.kind, site.lengths) for site in record.sites]
     assert found == [

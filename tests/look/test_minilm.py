@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import AutoModel, AutoTokenizer
 
-from regard.look import watch
+from regard.look import Keep, watch
 from regard.look._model import load_model, record_of
 from regard.look._patterns import most_telling
 
@@ -42,7 +42,7 @@ def test_the_model_is_not_modified_and_answers_the_same_to_the_bit(minilm):
 def test_padding_gets_no_weight(minilm):
     loaded = load_model(str(minilm))
     inputs = loaded.tokenizer([SENTENCE, "A short one."], padding=True, return_tensors="pt")
-    with torch.no_grad(), watch(loaded.model) as record:
+    with torch.no_grad(), watch(loaded.model, Keep(weights=True)) as record:
         loaded.model(**inputs)
     padded = inputs["attention_mask"][1] == 0
     assert padded.any()

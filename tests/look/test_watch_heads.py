@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard import watch
+from regard.look import EVERYTHING
 
 
 class Calls(nn.Module):
@@ -30,7 +31,7 @@ def test_weights_give_the_output(
     query: tuple[int, ...], key: tuple[int, ...], how: dict[str, Any], tmp_path: Any
 ) -> None:
     model, q, k, v = Calls(), torch.randn(query), torch.randn(key), torch.randn(key)
-    with watch(model) as record:
+    with watch(model, EVERYTHING) as record:
         output = model(q, k, v, **how)
     (site,) = record.sites
     value = site.value
@@ -43,7 +44,7 @@ def test_weights_give_the_output(
 
 def test_other_dimensions_are_noted_and_the_rest_is_kept() -> None:
     model = Calls()
-    with watch(model) as record:
+    with watch(model, EVERYTHING) as record:
         model(torch.randn(2, 3, 5, 4), torch.randn(5, 4), torch.randn(5, 4))
         model(torch.randn(2, 3, 5, 4), torch.randn(2, 3, 5, 4), torch.randn(2, 3, 5, 4))
     assert len(record.sites) == 1

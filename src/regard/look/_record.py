@@ -153,6 +153,11 @@ class Site:
         return self.name if self.call == 0 else f"{self.name} (call {self.call + 1})"
 
     @property
+    def score_unknown(self) -> bool:
+        """Whether only the weights were seen, and not how they came about."""
+        return self.score == "dot" and self.scale is None
+
+    @property
     def tensors(self) -> Tensors:
         """Query, key, value and output. Raises ValueError where they were not kept."""
         if self.query is None or self.key is None or self.value is None or self.output is None:
@@ -280,6 +285,8 @@ class Record:
     model: str = ""
     notes: list[str] = field(default_factory=list)
     image: Tensor | None = None
+    # The steps of generations whose beams changed places, as long as the record is in memory.
+    runs: list[Any] = field(default_factory=list, repr=False, compare=False)
 
     def label(self, tokens: Sequence[Token], grid: Grid | None = None) -> None:
         """Give every site the tokens of the text (and their grid), on each side whose length is theirs."""
@@ -290,6 +297,17 @@ class Record:
                 site.query_tokens, site.query_grid = table, grid
             if key_length == len(table):
                 site.key_tokens, site.key_grid = table, grid
+
+    def follow(self, beam_indices: Tensor) -> None:
+        """Let the samples of a generation with beams be the sequences that it returned, not the beams it ended with.
+
+        beam_indices (N, steps): the beam that each token of each sequence came from, -1 after its end, as transformers'
+        `generate(num_beams=..., return_dict_in_generate=True, output_scores=True).beam_indices` gives them. Pooled
+        maps stay those of the last beams. Raises ValueError where there was no such generation, or more steps in it.
+        """
+        from regard.look import _watch_steps
+
+        _watch_steps.follow(self.runs, beam_indices)
 
     def check(self) -> None:
         """Raise ValueError where the tokens or the numbers of a site disagree with its lengths."""

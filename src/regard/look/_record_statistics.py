@@ -15,18 +15,24 @@ STATISTICS = ("lse", "max", "entropy", "received", "mass", "first", "self", "pre
 POSITIONED = ("self", "previous", "distance")
 
 
-def of_weights(weights: Tensor, offset: int | Tensor | None, names: Sequence[str]) -> dict[str, Tensor]:
-    """Statistics by name of weights (B, H, Tq, Tk); "lse" is not among what weights can tell."""
+def of_weights(
+    weights: Tensor, offset: int | Tensor | None, names: Sequence[str], rows: Tensor | None = None
+) -> dict[str, Tensor]:
+    """Statistics by name of weights (B, H, Tq, Tk); "lse" is not among what weights can tell.
+
+    `rows`: which queries these are, where they are not all from the first on.
+    """
     wide = weights.detach().double() if weights.dtype == torch.float64 else weights.detach().float()
     found = {}
     for name in names:
         if name == "lse" or (offset is None and name in POSITIONED):
             continue
-        found[name] = _one(name, wide, 0 if offset is None else offset).float()
+        at = None if offset is None else positions(offset, weights.shape[-2], weights.device, rows)
+        found[name] = _one(name, wide, at).float()
     return found
 
 
-def _one(name: str, weights: Tensor, offset: int | Tensor) -> Tensor:
+def _one(name: str, weights: Tensor, at: Tensor | None) -> Tensor:
     if name == "max":
         largest: Tensor = weights.amax(-1) if weights.shape[-1] else weights.sum(-1)
         return largest
@@ -39,7 +45,7 @@ def _one(name: str, weights: Tensor, offset: int | Tensor) -> Tensor:
         return weights.sum(-1)
     if name == "first":
         return at_keys(weights, first_keys(weights.sum(-2))[:, None, None])
-    at = positions(offset, weights.shape[-2], weights.device)
+    assert at is not None
     if name == "distance":
         apart = (at[..., None] - torch.arange(weights.shape[-1], device=weights.device)).abs()
         mass = weights.sum(-1)
@@ -47,9 +53,9 @@ def _one(name: str, weights: Tensor, offset: int | Tensor) -> Tensor:
     return at_keys(weights, at if name == "self" else at - 1)
 
 
-def positions(offset: int | Tensor, Tq: int, device: torch.device) -> Tensor:
+def positions(offset: int | Tensor, Tq: int, device: torch.device, rows: Tensor | None = None) -> Tensor:
     """Where the queries stand: (1, 1, Tq), or (B, 1, Tq) where samples differ."""
-    along = torch.arange(Tq, device=device)[None, None]
+    along = (torch.arange(Tq, device=device) if rows is None else rows)[None, None]
     return along + (offset.to(device)[:, None, None] if isinstance(offset, Tensor) else offset)
 
 
