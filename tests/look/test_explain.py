@@ -15,7 +15,7 @@ import regard
 from regard import watch
 from regard.biases import Alibi, Relative
 from regard.cli import main
-from regard.look import _choices, _explain_hand, _explain_text
+from regard.look import EVERYTHING, _choices, _explain_hand, _explain_text
 from regard.look._examples import EXAMPLES, LIFE, Sizes, example, sentence, tokenise, vocabulary, which
 from regard.look._explain_model import of_model
 from regard.look.explain import Check, Explanation, Step, compare, explain
@@ -399,7 +399,8 @@ def test_a_watched_model(bert_folder: Path) -> None:
 def test_a_causal_model_whose_projections_are_fused(gpt_folder: Path) -> None:
     worked = of_model("the cat", str(gpt_folder), layer=0, head=1, token="1")
     assert worked.agrees, str(worked)
-    assert "no one linear layer made them" in worked["queries"].note
+    assert "part of h.0.attn.c_attn (48, 16)" in worked["queries"].note
+    assert all(worked[name].checks for name in ("queries", "keys", "values"))
     masked = worked["masked"].numbers
     assert masked is not None and bool((masked[2:] == -math.inf).all()) and bool(masked[:2].isfinite().all())
 
@@ -422,7 +423,7 @@ def test_a_site_of_a_module_of_your_own() -> None:
 
     query, key, _ = tensors()
     module = Cross()
-    with watch(module) as record:
+    with watch(module, keep=EVERYTHING) as record:
         module(query, key.repeat_interleave(2, 1))
     worked = explain(record.sites[0], token=4, head=1, sample=1)
     assert worked.agrees and worked["scaled"].formula == "0.7 s_ij"
@@ -495,7 +496,9 @@ def test_wrong_sources(record: regard.look.Record) -> None:
         explain(record.sites[0], torch.ones(1))
     with pytest.raises(TypeError, match="leave them out"):
         explain(record.sites[0], score=Dot())
-    with pytest.raises(TypeError, match="or one site of a Record; got Tensor, NoneType, NoneType"):
+    with pytest.raises(
+        TypeError, match="or one site of a Record, or a model; got Tensor, NoneType, NoneType"
+    ):
         explain(torch.ones(2, 2))
     long = torch.zeros(1, 2**14, 2)
     with pytest.raises(ValueError, match="too many to write out"):

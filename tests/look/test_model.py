@@ -4,7 +4,7 @@ import shutil
 import pytest
 import torch
 
-from regard.look import watch
+from regard.look import _model_run, watch
 from regard.look._model import load_model, record_of, tokens_of, visible
 from regard.look._record import Token
 
@@ -131,11 +131,14 @@ def test_a_text_longer_than_the_model_reads(bert_folder):
         record_of(load_model(str(bert_folder)), "cat " * 40)
 
 
-def test_a_text_whose_maps_would_fill_the_memory(gpt_folder):
+def test_a_text_whose_maps_would_fill_the_memory_is_pooled(gpt_folder, monkeypatch):
+    monkeypatch.setattr(_model_run, "WEIGHT_BYTES", 4 * 2 * 2 * 6**2)
     loaded = load_model(str(gpt_folder))
-    loaded.model.config.num_hidden_layers, loaded.model.config.num_attention_heads = 100_000, 1000
-    with pytest.raises(ValueError, match="shorten it to at most 1 tokens"):
-        record_of(loaded, "the cat")
+    short, long = (record_of(loaded, text) for text in ("the", "the cat sat"))
+    assert all(site.whole is not None or site.query is not None for site in short.sites)
+    assert all(site.whole is None and site.query is None for site in long.sites)
+    assert all(site.top_weights is not None and site.pooled is not None for site in long.sites)
+    assert any("would take too much memory" in note for note in long.notes) and not short.notes
 
 
 def test_nothing_is_left_on_the_model(bert_folder):

@@ -2,160 +2,305 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from regard.look._examples import which
+from regard.look._explain_lineage import Made, lineage, repeats
 from regard.look._explain_step import Step, compare
 from regard.look._explain_text import brief
-from regard.look._model import LoadedModel, load_model, record_of
+from regard.look._explain_trace import Event, Trace, traced
+from regard.look._model import load_model
+from regard.look._model_run import WEIGHT_BYTES, reader_of, record_of
 from regard.look._patterns import pick, telling_query
-from regard.look._record import Record, Site
-from regard.look.explain import Explanation, explain
+from regard.look._record import Record, Site, Token
+from regard.look._tokens import tokens_of_ids
+from regard.look._watch import watch
+from regard.look._watch_keep import Keep
 
-# A projection is recognised by its result: it is what attention was given, to the last bits.
-_SAME = 1e-5
+if TYPE_CHECKING:
+    from regard.look._explain_step import Explanation
+
+_KEEP = Keep(statistics=(), tensors=True)
+# What each role is called in the plural, and its letters.
+_SAID = {
+    "query": ("queries", "q_i", "W_query x_i"),
+    "key": ("keys", "k_j", "W_key x_j"),
+    "value": ("values", "v_j", "W_value x_j"),
+}
 
 
-@dataclass(frozen=True)
-class _Projection:
-    """A linear layer that ran inside the module of a site: its input (T, width) and its output (T, H D)."""
-
-    name: str
-    layer: nn.Linear
-    x: Tensor
-    y: Tensor
-
-
-def of_model(text: str, model: str, *, layer: int | None, head: int | None, token: str | None) -> Explanation:
+def of_model(
+    text: str,
+    model: str,
+    *,
+    layer: int | None,
+    head: int | None,
+    token: str | None,
+    target: str | None = None,
+) -> Explanation:
     """Watch `model` on `text` and explain one query of one head, checked against what the model produced.
 
     Layer, head and token are counted from 0; those that are not asked for are the ones that link words most. Raises
     ValueError or OSError for a model, text, layer, head or token that is not there.
     """
     loaded = load_model(model)
-    record = record_of(loaded, text)
+    reader = reader_of(loaded, target)
+    with traced(reader) as trace:
+        record = record_of(loaded, text, target=target, keep=_KEEP)
+    return worked(loaded.name, reader, record, trace, layer=layer, head=head, token=token)
+
+
+def of_inputs(
+    model: nn.Module,
+    inputs: Any,
+    *,
+    layer: int | None,
+    head: int | None,
+    token: int | str | None,
+    sample: int,
+    tokens: Sequence[str],
+    tokenizer: Any,
+) -> Explanation:
+    """Run `model` on its inputs once, watched, and explain one query of one head."""
+    with torch.no_grad(), traced(model) as trace, watch(model, keep=_KEEP) as record:
+        _call(model, inputs)
+    if not record.sites:
+        raise ValueError(
+            f"explain: no attention was seen in {type(model).__name__}"
+            + "".join(f"; {note}" for note in record.notes)
+        )
+    record.model = type(model).__name__
+    if tokens:
+        record.label([Token(name) for name in tokens])
+    elif tokenizer is not None:
+        ids = _ids(inputs)
+        if ids is None:
+            raise ValueError(
+                "explain(tokenizer=): the inputs have no ids of tokens (integers, (B, T)); give tokens="
+            )
+        record.text, table = tokens_of_ids(tokenizer, ids[sample].tolist())
+        record.label(table)
+    asked = None if token is None else str(token)
+    return worked(record.model, model, record, trace, layer=layer, head=head, token=asked, sample=sample)
+
+
+def _call(model: nn.Module, inputs: Any) -> None:
+    if isinstance(inputs, Mapping):
+        model(**inputs)
+    elif isinstance(inputs, (tuple, list)):
+        model(*inputs)
+    else:
+        model(inputs)
+
+
+def _ids(inputs: Any) -> Tensor | None:
+    values = (
+        inputs.values()
+        if isinstance(inputs, Mapping)
+        else inputs
+        if isinstance(inputs, (tuple, list))
+        else [inputs]
+    )
+    whole = [
+        value
+        for value in values
+        if isinstance(value, Tensor) and not value.is_floating_point() and value.dim() == 2
+    ]
+    return whole[0] if whole else None
+
+
+def worked(
+    name: str,
+    model: nn.Module,
+    record: Record,
+    trace: Trace,
+    *,
+    layer: int | None,
+    head: int | None,
+    token: str | None,
+    sample: int = 0,
+) -> Explanation:
+    """The explanation of one head of one site of what was watched and traced."""
+    from regard.look.explain import explain
+
+    _require_choice(record, layer, head)
     layer, head = pick(record, layer, head)
     site = record.sites[layer]
+    if not 0 <= sample < site.sizes.B:
+        raise ValueError(f"explain(sample=): there are {site.sizes.B}, counted from 0; got {sample}")
     names = [each.text for each in site.query_tokens] or [""] * site.lengths[0]
     followed = which(token, names, telling_query(site, head))
-    with _linear_layers(loaded.model, site.name) as ran:
-        record_of(loaded, text)
-    stages = {step.name: step for step in _stages(loaded, record, site, ran, head, followed)}
-    return explain(site, token=followed, head=head, stages=stages, title=_title(loaded, site, layer, head))
+    before = _Before(model, record, site, trace, head, followed, sample)
+    title = f"{name}, layer {layer}, head {head} of {site.heads} ({site.title}); all counted from 0"
+    stages = {step.name: step for step in before.steps()}
+    return explain(site, token=followed, head=head, sample=sample, stages=stages, title=title)
 
 
-def _title(loaded: LoadedModel, site: Site, layer: int, head: int) -> str:
-    return f"{loaded.name}, layer {layer}, head {head} of {site.heads} ({site.title}); all counted from 0"
+def _require_choice(record: Record, layer: int | None, head: int | None) -> None:
+    """Choosing a head reads the weights of all of them."""
+    needed = sum(4 * site.sizes.B * site.sizes.H * site.sizes.Tq * site.sizes.Tk for site in record.sites)
+    if (layer is None or head is None) and needed > WEIGHT_BYTES:
+        raise ValueError(
+            f"the weights of all heads take {needed / 2**30:.1f} GiB, too much to choose one by; say "
+            "which: --layer and --head"
+        )
 
 
-@contextmanager
-def _linear_layers(model: nn.Module, site: str) -> Iterator[list[_Projection]]:
-    """Collects what the linear layers inside the module of a site are given and give."""
-    ran: list[_Projection] = []
-    modules = dict(model.named_modules())
-    part = model if site == type(model).__name__ else modules.get(site)
+class _Before:
+    """The stages before attention: text, tokens, ids, embeddings, hidden states, and how q, k and v came about."""
 
-    def hook(name: str, module: nn.Linear) -> Any:
-        def seen(_module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-            x = args[0].detach()
-            ran.append(_Projection(name, module, x.reshape(-1, x.shape[-1]), output.detach().flatten(0, -2)))
+    def __init__(
+        self,
+        model: nn.Module,
+        record: Record,
+        site: Site,
+        trace: Trace,
+        head: int,
+        followed: int | None,
+        sample: int,
+    ) -> None:
+        self.model, self.record, self.site, self.trace = model, record, site, trace
+        self.head, self.followed, self.sample = head, followed, sample
+        self.names = tuple(token.text for token in site.query_tokens) or ("",) * site.lengths[0]
+        self.key_names = tuple(token.text for token in site.key_tokens) or ("",) * site.lengths[1]
 
-        return module.register_forward_hook(seen)
+    def steps(self) -> Iterator[Step]:
+        if self.record.text:
+            yield Step("sentence", text=self.record.text)
+        tokens = self.site.query_tokens
+        if tokens:
+            yield Step("tokens", "the model's own tokenizer", text=self.names, shape=(len(tokens),))
+        ids = [token.id for token in tokens if token.id is not None]
+        if tokens and len(ids) == len(tokens):
+            yield Step("ids", "each token's number", text=[str(number) for number in ids], shape=(len(ids),))
+            yield from self._embeddings(torch.tensor(ids))
+        made = {role: self._lineage(role) for role in _SAID}
+        yield from self._hidden(made)
+        for role, stages in made.items():
+            yield from self._role(role, stages)
 
-    inside = part.named_modules() if part is not None else ()
-    linear = [(name, module) for name, module in inside if isinstance(module, nn.Linear)]
-    handles = [hook(f"{site}.{name}", module) for name, module in linear]
-    try:
-        yield ran
-    finally:
-        for handle in handles:
-            handle.remove()
+    def _embeddings(self, ids: Tensor) -> Iterator[Step]:
+        """What the table of embeddings gave for these ids, as the model ran."""
+        for event in self.trace.events:
+            if not isinstance(event.module, nn.Embedding) or event.x is None or event.x.dim() > 2:
+                continue
+            given = event.x.reshape(-1, event.x.shape[-1])
+            row = min(self.sample, len(given) - 1)
+            if given.shape[1] != len(ids) or not torch.equal(given[row], ids):
+                continue
+            table, x = event.module.weight.detach(), event.y.reshape(*given.shape, -1)[row]
+            check = compare(x, table[ids], "those rows of the model's table")
+            formula = f"rows of {event.name} {tuple(table.shape)}"
+            yield Step("embeddings", formula, x, tuple(x.shape), self.names, checks=(check,))
+            return
+
+    # ------------------------------------------------------------------ queries, keys, values
+
+    def _lineage(self, role: str) -> list[Made]:
+        target, sizes = getattr(self.site.tensors, role)[self.sample], self.site.sizes
+        shared = repeats(self.site.tensors.key[self.sample])
+        if shared > 1 and sizes.Hkv == sizes.H:
+            # Some models write each key head out once for every query head that shares it.
+            sizes = sizes._replace(Hkv=sizes.H // shared)
+            target = target if role == "query" else target[::shared]
+        for inside in self._scopes():
+            found = lineage(target, role, self.trace, inside, sizes, self.sample)
+            if found:
+                return found
+        return []
+
+    def _scopes(self) -> Iterator[list[Event]]:
+        """The modules inside the site's own module, then inside the one around it, and so on."""
+        path = [] if self.site.name == type(self.model).__name__ else self.site.name.split(".")
+        for depth in range(len(path), max(-1, len(path) - 3), -1):
+            yield self.trace.within(".".join(path[:depth]), self.site.call)
+
+    def _hidden(self, made: Mapping[str, list[Made]]) -> Iterator[Step]:
+        shown: list[Tensor] = []
+        for role, names, title in (
+            ("query", self.names, "hidden states"),
+            ("key", self.key_names, "hidden states of the other side"),
+        ):
+            first = next((stage for stage in made[role] if stage.x is not None), None)
+            if first is None or first.x is None or any(_equal(first.x, other) for other in shown):
+                continue
+            shown.append(first.x)
+            rows = names if len(names) == len(first.x) else None
+            letter = "x_i" if role == "query" else "x_j"
+            note = f"what {first.name.split(' ')[0].rsplit('.', 1)[0]} was given"
+            yield Step(title, letter, first.x, tuple(first.x.shape), rows, note=note)
+
+    def _role(self, role: str, stages: Sequence[Made]) -> Iterator[Step]:
+        plural, letter, product = _SAID[role]
+        tensor = getattr(self.site.tensors, role)
+        before = letter
+        for number, stage in enumerate(stages):
+            last = number == len(stages) - 1
+            made = letter if last else f"{letter}{chr(39) * (len(stages) - 1 - number)}"
+            name = plural if last else f"{_ADJECTIVES[stage.how]} {plural}"
+            heads = stage.numbers.shape[1]
+            kept = self.head * heads // self.site.heads
+            note = _note(role, stage, kept, heads, self.site.heads)
+            yield self._step(
+                name,
+                _formula(role, stage, made, before),
+                stage.numbers[:, kept],
+                tensor,
+                role,
+                note,
+                stage.check(kept),
+            )
+            before = made
+        if not stages:
+            note = "as attention was given them: what made them was not found among the layer's modules"
+            kept = self.head * tensor.shape[1] // self.site.heads
+            yield self._step(plural, letter, tensor[self.sample, kept], tensor, role, note, None)
+
+    def _step(
+        self, name: str, formula: str, own: Tensor, whole: Tensor, role: str, note: str, check: Any
+    ) -> Step:
+        names = self.names if role == "query" else self.key_names
+        checks = () if check is None else (check,)
+        shape = tuple(whole.shape)
+        if role != "query" or self.followed is None:
+            rows = names if len(names) == len(own) else None
+            return Step(name, formula, own, shape, rows, note=note, checks=checks)
+        who = f"; this is token {self.followed} {brief(names[self.followed])}".rstrip()
+        return Step(name, formula, own[self.followed], shape, None, note=note + who, checks=checks)
 
 
-def _stages(
-    loaded: LoadedModel, record: Record, site: Site, ran: list[_Projection], head: int, followed: int | None
-) -> Iterator[Step]:
-    yield Step("sentence", text=record.text)
-    tokens = tuple(token.text for token in site.query_tokens)
-    ids = [token.id for token in site.query_tokens if token.id is not None]
-    if tokens:
-        yield Step("tokens", "the model's own tokenizer", text=tokens, shape=(len(tokens),))
-    if ids and len(ids) == len(tokens):
-        formula = f"each token's number in a vocabulary of {len(loaded.tokenizer)}"
-        yield Step("ids", formula, text=[str(number) for number in ids], shape=(len(ids),))
-        yield from _embedded(loaded.model, torch.tensor(ids), tokens)
-    yield from _projected(site, ran, tokens or ("",) * site.lengths[0], head, followed)
+_ADJECTIVES = {"projected": "projected", "module": "normed", "turned": "turned", "scaled": "scaled"}
 
 
-def _embedded(model: Any, ids: Tensor, tokens: tuple[str, ...]) -> Iterator[Step]:
-    table = model.get_input_embeddings()
-    if isinstance(table, nn.Embedding):
-        x, rows = table(ids).detach(), table.weight.detach()
-        check = compare(x, rows[ids], "those rows of the model's table")
-        formula = f"rows of a table {tuple(rows.shape)}"
-        yield Step("embeddings", formula, x, tuple(x.shape), tokens, checks=(check,))
+def _formula(role: str, stage: Made, made: str, before: str) -> str:
+    product = _SAID[role][2]
+    place = "p_i" if role == "query" else "j"
+    said = {
+        "projected": f"{made} = {product}{' + b' if stage.bias else ''}",
+        "module": f"{made} = norm({before})" if stage.before is not None else made,
+        "turned": f"{made} = {before} turned by its position {place}: x cos + x' sin",
+        "scaled": f"{made} = {before} {stage.name}",
+    }
+    return said[stage.how]
 
 
-def _projected(
-    site: Site, ran: list[_Projection], names: tuple[str, ...], head: int, followed: int | None
-) -> Iterator[Step]:
-    """The hidden states that went into this layer, and the projections that were found by what they gave."""
-    found = [_projection_of(tensor, ran) for tensor in site.tensors[:3]]
-    inside = next((made for made in found if made is not None), None)
-    if inside is not None:
-        note = f"what {inside.name.rsplit('.', 1)[0]} was given"
-        rows = names if len(names) == len(inside.x) else None
-        yield Step("hidden states", "x_i", inside.x, tuple(inside.x.shape), rows, note=note)
-    keys = tuple(token.text for token in site.key_tokens) or ("",) * site.lengths[1]
-    yield _caught(
-        "queries", "q_i = W_query x_i + b", site.tensors.query, site.heads, found[0], names, head, followed
+def _note(role: str, stage: Made, kept: int, heads: int, all_heads: int) -> str:
+    matrix = _SAID[role][2].split()[0]
+    grouped = (
+        "" if heads == all_heads else f" (head {kept} of {heads}, which {all_heads // heads} heads share)"
     )
-    yield _caught("keys", "k_j = W_key x_j + b", site.tensors.key, site.heads, found[1], keys, head)
-    yield _caught("values", "v_j = W_value x_j + b", site.tensors.value, site.heads, found[2], keys, head)
+    said = {
+        "projected": f"{matrix} is the part of {stage.name} that is this head's{grouped}",
+        "module": f"by {stage.name}{grouped}",
+        "turned": f"rotary positions by {stage.name}{grouped}",
+        "scaled": f"times {stage.name}, before attention",
+    }
+    return said[stage.how]
 
 
-def _caught(
-    name: str,
-    formula: str,
-    tensor: Tensor,
-    heads: int,
-    made: _Projection | None,
-    names: tuple[str, ...],
-    head: int,
-    followed: int | None = None,
-) -> Step:
-    """What attention was given, (1, H or Hkv, T, n), as one head sees it; checked where one linear layer made it."""
-    kept = head * tensor.shape[1] // heads
-    own = tensor[0, kept]
-    who = "" if followed is None else f"; this is token {followed} {brief(names[followed])}".rstrip()
-    note, checks = "as attention was given them: no one linear layer made them", []
-    if made is None:
-        formula = formula.split()[0]
-    else:
-        matrix = formula.split()[2]
-        note = f"{matrix} is the part of {made.name} {tuple(made.layer.weight.shape)} that is this head's"
-        checks = [compare(own, _again(made, tensor.shape[-1], kept), f"{matrix} x + b written out")]
-    shown, rows = (own, names) if followed is None else (own[followed], None)
-    return Step(name, formula, shown, tuple(tensor.shape), rows, note=note + who, checks=tuple(checks))
-
-
-def _again(made: _Projection, width: int, head: int) -> Tensor:
-    """What one head of a projection gives, (T, width), in float64."""
-    rows = slice(head * width, (head + 1) * width)
-    product = made.x.double() @ made.layer.weight.detach().double()[rows].T
-    return product if made.layer.bias is None else product + made.layer.bias.detach().double()[rows]
-
-
-def _projection_of(tensor: Tensor, ran: list[_Projection]) -> _Projection | None:
-    """The linear layer whose output, cut into heads, is this tensor (1, H, T, D)."""
-    flat = tensor[0].transpose(0, 1).flatten(1)
-    for made in ran:
-        if made.y.shape == flat.shape and float((made.y - flat).abs().max()) <= _SAME:
-            return made
-    return None
+def _equal(one: Tensor, other: Tensor) -> bool:
+    return one.shape == other.shape and torch.equal(one, other)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from regard.look import _explain_text
+from regard.look._files import write_all
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
@@ -103,15 +105,16 @@ class Explanation:
         return max((check.difference for check in self.checks), default=0.0)
 
     def _lines(self) -> Iterator[_explain_text.Line]:
-        kept = self._kept()
+        kept = self.kept()
         yield self.title, "bold"
         for place, step in enumerate(self.steps, 1):
             yield "", ""
             yield from _explain_text.step_lines(place, step, kept)
         yield "", ""
-        yield self._verdict(), "green" if self.agrees else "bold red"
+        yield self.verdict(), "green" if self.agrees else "bold red"
 
-    def _verdict(self) -> str:
+    def verdict(self) -> str:
+        """How many checks agree, and the largest difference."""
         wrong = [step.name for step in self.steps if not all(check.agrees for check in step.checks)]
         worst = max(self.checks, key=lambda check: check.difference, default=None)
         if worst is None:
@@ -124,7 +127,7 @@ class Explanation:
             return f"{len(wrong)} of {len(self.steps)} steps DIFFER: {', '.join(wrong)}; {found}"
         return f"{len(self.checks)} checks agree: {found}"
 
-    def _kept(self) -> Sequence[int] | None:
+    def kept(self) -> Sequence[int] | None:
         """The keys to show: all, or those with the largest weights where there are too many to read."""
         over_keys = [step.numbers for step in self.steps if step.bars and step.numbers is not None]
         if self.token is None or not over_keys or len(over_keys[0]) <= _explain_text.MOST_ROWS:
@@ -134,6 +137,39 @@ class Explanation:
 
     def __str__(self) -> str:
         return "\n".join(line.rstrip() for line, _ in self._lines())
+
+    def markdown(self) -> str:
+        """The same as Markdown."""
+        from regard.look import _explain_page
+
+        return _explain_page.markdown(self)
+
+    def html(self) -> str:
+        """The same as one HTML page, which loads nothing and runs nothing."""
+        from regard.look import _explain_page
+
+        return _explain_page.page(self)
+
+    def save(self, path: str | Path) -> Path:
+        """Write it by the suffix of `path`: .html, .md or .txt. Raises ValueError for another, OSError if it cannot."""
+        target = Path(path)
+        made: dict[str, Callable[[], str]] = {
+            ".html": self.html,
+            ".md": self.markdown,
+            ".txt": lambda: f"{self}\n",
+        }
+        if target.suffix not in made:
+            raise ValueError(
+                f"cannot write {target.name}: a worked example goes to {', '.join(made)} (by its suffix)"
+            )
+        write_all({target: made[target.suffix]().encode()})
+        return target
+
+    def _repr_html_(self) -> str:
+        from html import escape
+
+        style = "width: 100%; height: 40rem; border: 1px solid #8884"
+        return f'<iframe style="{style}" title="a worked example" srcdoc="{escape(self.html())}"></iframe>'
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         from rich.text import Text  # rich takes longer to import than the rest of this package

@@ -41,7 +41,7 @@ def number(value: float) -> str:
 
 def cut(text: str, width: int) -> str:
     """The text filled or cut to a width in terminal cells; what could steer a terminal is made visible."""
-    text = _visible(text)
+    text = shown(text)
     if cell_len(text) > width:
         kept = ""
         for character in text:
@@ -52,7 +52,8 @@ def cut(text: str, width: int) -> str:
     return text + " " * (width - cell_len(text))
 
 
-def _visible(text: str) -> str:
+def shown(text: str) -> str:
+    """The text with what could hide or steer made visible; nothing for nothing."""
     from regard.look._tokens import visible  # brings more along than `import regard` should
 
     return visible(text) if text else text
@@ -75,17 +76,18 @@ def step_lines(place: int, step: Step, kept: Sequence[int] | None) -> Iterator[L
     yield head + shape.rjust(max(1, WIDTH - cell_len(head))), "bold"
     if step.formula:
         yield _INDENT + step.formula, "cyan"
-    for line in _body(step, kept):
+    for line in body(step, kept):
         yield _INDENT + line, ""
-    if step.note:
-        yield _INDENT + step.note, "dim"
+    for line in words(step.note) if step.note else ():
+        yield _INDENT + line, "dim"
     for check in step.checks:
         yield _INDENT + str(check), "green" if check.agrees else "bold red"
 
 
-def _body(step: Step, kept: Sequence[int] | None) -> Iterator[str]:
+def body(step: Step, kept: Sequence[int] | None) -> Iterator[str]:
+    """The numbers or words of a step, line by line."""
     if step.numbers is None:
-        yield from _words(step.text)
+        yield from words(step.text)
     elif step.numbers.ndim == 1 and step.columns:
         yield from _over_keys(step, kept)
     elif step.numbers.ndim == 1:
@@ -96,7 +98,8 @@ def _body(step: Step, kept: Sequence[int] | None) -> Iterator[str]:
         yield from _rows(step, kept)
 
 
-def _words(value: Any) -> Iterator[str]:
+def words(value: Any) -> Iterator[str]:
+    """Text, tokens or a vocabulary, in lines that fit."""
     if isinstance(value, Mapping):
         value = [f"{name}: {entry}" for name, entry in value.items()]
     words, gap = (value.split(), " ") if isinstance(value, str) else ([str(part) for part in value], "   ")
@@ -114,7 +117,7 @@ def _words(value: Any) -> Iterator[str]:
 
 def _pieces(word: str) -> list[str]:
     """A word, made visible, and in pieces where it is longer than a line."""
-    word = _visible(word)
+    word = shown(word)
     if cell_len(word) <= WIDTH - len(_INDENT):
         return [word]
     size = (WIDTH - len(_INDENT)) // 2

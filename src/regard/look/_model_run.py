@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from regard.look._record import Record, Token
 from regard.look._tokens import tokens_of
@@ -43,12 +43,11 @@ def record_of(
     _require_length(loaded, len(ids), "the text")
     kept = _keep(model.config, len(ids), keep, tokens)
     inputs = {"input_ids": torch.tensor([ids]), "attention_mask": torch.ones(1, len(ids), dtype=torch.long)}
-    both = getattr(model.config, "is_encoder_decoder", False)
     written: list[Token] = []
     if target is not None:
         inputs["decoder_input_ids"], written = _target(loaded, target, len(text) + 1)
-    reader = model.get_encoder() if both and target is None else model
-    with torch.no_grad(), watch(reader) as record:
+    reader = reader_of(loaded, target)
+    with torch.no_grad(), watch(reader, keep=kept) as record:
         reader(**inputs)
     record.text, record.model = text if target is None else f"{text}\n{target}", loaded.name
     if reader is not model:
@@ -61,6 +60,14 @@ def record_of(
     _require_sites(loaded, record)
     _label(record, model, tokens, written)
     return record
+
+
+def reader_of(loaded: LoadedModel, target: str | None = None) -> nn.Module:
+    """The part of the model that `record_of` runs: all of it, or, without a target, the half that reads."""
+    model: Any = loaded.model
+    both = getattr(model.config, "is_encoder_decoder", False)
+    part: nn.Module = model.get_encoder() if both and target is None else model
+    return part
 
 
 def _require_text(loaded: LoadedModel, text: str, target: str | None) -> None:

@@ -90,6 +90,8 @@ def _far_content(site: Site) -> Tensor:
     queries, keys = site.lengths
     distance = torch.arange(queries)[:, None] - torch.arange(keys)[None, :]
     apart = distance.abs() > 1 if site.kind == "self" else torch.ones(queries, keys, dtype=torch.bool)
+    if site.kind == "self":
+        apart[:, 0] = False  # where heads of models without special tokens rest
     for tokens, shape in ((site.query_tokens, (-1, 1)), (site.key_tokens, (1, -1))):
         if tokens:
             apart = apart & torch.tensor([not token.special for token in tokens]).reshape(shape)

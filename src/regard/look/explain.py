@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from regard.look._explain_stages import inside
 from regard.look._explain_step import Check, Explanation, Step, compare
@@ -18,15 +18,17 @@ __all__ = ["Check", "Explanation", "Step", "compare", "explain"]
 
 
 def explain(
-    source: Tensor | Site,
-    key: Tensor | None = None,
+    source: Tensor | Site | nn.Module,
+    key: Any = None,
     value: Tensor | None = None,
     *,
-    token: int | None = None,
-    head: int = 0,
+    token: int | str | None = None,
+    layer: int | None = None,
+    head: int | None = None,
     sample: int = 0,
     tokens: Sequence[str] = (),
     key_tokens: Sequence[str] = (),
+    tokenizer: Any = None,
     stages: Mapping[str, Any] | None = None,
     title: str = "",
     **mechanism: Any,
@@ -39,14 +41,42 @@ def explain(
     shape and numbers; the numbers come from the public API, and each is computed again from the step before it by
     plain arithmetic in float64.
 
-    One head of one sample is shown, for one query `token` or, with None, for all; the three are counted from 0.
-    `tokens` and `key_tokens` name queries and keys (`key_tokens` are the `tokens` where there are as many).
-    `stages` are what came before, by name, printed first: text, vocabularies, tensors, or a `Step` with checks of its
-    own; stages named queries, keys or values stand in for the ones that are shown otherwise.
+    `explain(model, inputs)` runs any module once, watched, on a mapping of keywords, a tuple or one tensor, and
+    begins further back: ids and embeddings (where `tokenizer` names the tokens), hidden states, and how queries, keys
+    and values came about (projections, norms, rotary positions), each found among what the layer's modules gave and
+    computed again. `layer` is the place of attention in the order they ran; layer, head and token that are not given
+    are the ones that link tokens most, and `token` may be a token's own text, or "all".
 
-    Weights are shown before dropout. Raises ValueError or TypeError as `attention` does, and for a token, head or
-    sample that is not there or a call of more than 2^26 pairs (H Tq Tk).
+    One head of one sample is shown, for one query `token` or, with None, for all (of a model: with "all"); the three
+    are counted from 0. `tokens` and `key_tokens` name queries and keys (`key_tokens` are the `tokens` where there are
+    as many). `stages` are what came before, by name, printed first: text, vocabularies, tensors, or a `Step` with
+    checks of its own; stages named queries, keys or values stand in for the ones that are shown otherwise.
+
+    Weights are shown before dropout. Raises ValueError or TypeError as `attention` does, and for a layer, token, head
+    or sample that is not there, a model in which no attention was seen, a site whose tensors were not kept, or a call
+    of more than 2^26 pairs (H Tq Tk).
     """
+    if isinstance(source, nn.Module):
+        if value is not None or mechanism or stages or len(key_tokens) or title:
+            raise TypeError(
+                "explain(model, inputs): a model has its own value, mechanism and stages; leave them out"
+            )
+        from regard.look._explain_model import of_inputs
+
+        return of_inputs(
+            source,
+            key,
+            layer=layer,
+            head=head,
+            token=token,
+            sample=sample,
+            tokens=tokens,
+            tokenizer=tokenizer,
+        )
+    if layer is not None or tokenizer is not None:
+        raise TypeError("explain: layer= and tokenizer= belong to explain(model, inputs); leave them out")
+    if isinstance(token, str):
+        raise TypeError(f"explain(token=): expected an int, counted from 0; got {token!r}")
     site = source if isinstance(source, Site) else None
     if isinstance(source, Site):
         if key is not None or value is not None or mechanism:
@@ -58,11 +88,14 @@ def explain(
         public = (source, key, value)
     else:
         got = ", ".join(type(given).__name__ for given in (source, key, value))
-        raise TypeError(f"explain: expected query, key and value tensors, or one site of a Record; got {got}")
+        raise TypeError(
+            f"explain: expected query, key and value tensors, or one site of a Record, or a model; got {got}"
+        )
+    place = (token, 0 if head is None else head, sample)
     with torch.no_grad():
-        view = View.of(public, mechanism, (token, head, sample), tokens, key_tokens)
+        view = View.of(public, mechanism, place, tokens, key_tokens)
         steps = [*_before(stages or {}, view), *inside(view, site)]
-    return Explanation(title or _title(view, site), tuple(steps), token, head)
+    return Explanation(title or _title(view, site), tuple(steps), token, view.head)
 
 
 def _title(view: View, site: Site | None) -> str:

@@ -1,0 +1,89 @@
+"""What the modules of a model were given and gave, while it ran once."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class Event:
+    """One call of one module: its path, which of its calls it was, and copies of its inputs and its output."""
+
+    name: str
+    module: nn.Module
+    call: int
+    inputs: tuple[Tensor, ...]
+    y: Tensor
+
+    @property
+    def x(self) -> Tensor | None:
+        """The first input."""
+        return self.inputs[0] if self.inputs else None
+
+
+@dataclass
+class Trace:
+    """The calls of a run, in order, and the pairs of cosines and sines that modules gave (rotary positions)."""
+
+    events: list[Event] = field(default_factory=list)
+    rotary: list[tuple[str, Tensor, Tensor]] = field(default_factory=list)
+
+    def within(self, site: str, call: int) -> list[Event]:
+        """The calls of the modules inside the module of a site ("" is all), in the site's own call (from 0)."""
+        inside = [event for event in self.events if not site or f"{event.name}.".startswith(f"{site}.")]
+        calls = Counter(event.name for event in inside)
+        return [event for event in inside if event.call == min(call, calls[event.name] - 1)]
+
+
+@contextmanager
+def traced(model: nn.Module) -> Iterator[Trace]:
+    """Inside the block, keep what every module of `model` is given and gives; afterwards its hooks are as they were."""
+    trace, calls = Trace(), Counter[str]()
+
+    def hook(name: str, module: nn.Module) -> Any:
+        def seen(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+            call = calls[name]
+            calls[name] += 1
+            inputs = tuple(
+                _kept(value) for value in (*args, *kwargs.values())[:3] if isinstance(value, Tensor)
+            )
+            if isinstance(output, Tensor):
+                trace.events.append(Event(name, module, call, inputs, _kept(output)))
+            elif _is_rotary(output):
+                trace.rotary.append((name, _kept(output[0]), _kept(output[1])))
+            elif isinstance(output, (tuple, list)) and output and isinstance(output[0], Tensor):
+                trace.events.append(Event(name, module, call, inputs, _kept(output[0])))
+
+        return module.register_forward_hook(seen, with_kwargs=True)
+
+    handles = []
+    try:
+        for name, module in model.named_modules():
+            if name:
+                handles.append(hook(name, module))
+        yield trace
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _kept(tensor: Tensor) -> Tensor:
+    return tensor.detach().clone()
+
+
+def _is_rotary(output: Any) -> bool:
+    """Whether a module gave two tensors of one shape whose squares add up to one number: cosines and sines."""
+    if not isinstance(output, tuple) or len(output) != 2:
+        return False
+    cosine, sine = output
+    both = isinstance(cosine, Tensor) and isinstance(sine, Tensor) and cosine.shape == sine.shape
+    if not both or not cosine.is_floating_point() or cosine.numel() == 0:
+        return False
+    squares = cosine.detach().double() ** 2 + sine.detach().double() ** 2
+    return bool((squares - squares.mean()).abs().max() <= 2e-2 * squares.mean())
