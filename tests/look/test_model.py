@@ -68,10 +68,20 @@ def test_the_record_is_of_the_text(bert_folder):
         assert site.key_tokens == site.query_tokens and isinstance(site.key_tokens[0], Token)
 
 
-def test_an_eager_model_is_refused_with_the_reason(bert_folder):
+def test_an_eager_model_shows_its_own_weights(bert_folder):
     loaded = load_model(str(bert_folder))
+    plain = record_of(loaded, "the cat")
     loaded.model.set_attn_implementation("eager")
-    with pytest.raises(ValueError, match="no attention was seen in tiny-bert.*'eager'"):
+    eager = record_of(loaded, "the cat")
+    assert [site.implementation for site in eager.sites] == ["eager"] * 2
+    for site, other in zip(eager.sites, plain.sites, strict=True):
+        torch.testing.assert_close(site.weights, other.weights, rtol=1e-5, atol=1e-6)
+
+
+def test_a_model_without_attention_is_refused(bert_folder):
+    loaded = load_model(str(bert_folder))
+    loaded.model.encoder.layer = torch.nn.ModuleList()
+    with pytest.raises(ValueError, match="no attention was seen in tiny-bert"):
         record_of(loaded, "the cat")
 
 
@@ -134,7 +144,7 @@ def test_a_text_longer_than_the_model_reads(bert_folder):
 def test_a_text_whose_maps_would_fill_the_memory_is_pooled(gpt_folder, monkeypatch):
     monkeypatch.setattr(_model_run, "WEIGHT_BYTES", 4 * 2 * 2 * 6**2)
     loaded = load_model(str(gpt_folder))
-    short, long = (record_of(loaded, text) for text in ("the", "the cat sat"))
+    short, long = (record_of(loaded, text) for text in ("the", "the cat sat on a mat"))
     assert all(site.whole is not None or site.query is not None for site in short.sites)
     assert all(site.whole is None and site.query is None for site in long.sites)
     assert all(site.top_weights is not None and site.pooled is not None for site in long.sites)

@@ -128,9 +128,10 @@ def _require_sites(loaded: LoadedModel, record: Record) -> None:
     if not record.sites:
         config: Any = loaded.model.config
         implementation = getattr(config, "_attn_implementation", None)
+        notes = "".join(f"; {note}" for note in record.notes)
         raise ValueError(
-            f"no attention was seen in {loaded.name}: it does not call torch's scaled_dot_product_attention (its "
-            f"implementation is {implementation!r})"
+            f"no attention was seen in {loaded.name} (its implementation is {implementation!r}){notes}; "
+            "regard doctor MODEL says what can be seen of a model, and how"
         )
 
 
