@@ -61,7 +61,7 @@ def test_the_text_may_come_as_argument_option_or_file(bert_folder, here, capfd):
 
 def test_layer_and_head_are_picked(bert_folder, capfd):
     _, out, _ = run(["look", "the cat", "--model", bert_folder, "--layer", "1", "--head", "2"], capfd)
-    assert "layer 1, head 2 looks" in out
+    assert "layer 1, head 2: looks" in out
 
 
 def test_pipes_are_read_get_no_escapes_and_may_close(bert_folder, here):

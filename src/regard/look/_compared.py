@@ -27,6 +27,10 @@ class Compared(Shown):
         distance = self.distance(head)
         return "changed much" if distance >= MUCH else "changed" if distance >= SOME else "hardly changed"
 
+    def share(self, head: int) -> float | None:
+        """The same as a number from 0 to 1."""
+        return self.distance(head)
+
     def distance(self, head: int) -> float:
         """The mean over the queries of the Jensen-Shannon distance."""
         return float(self.pair.distance[head])

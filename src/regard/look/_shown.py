@@ -65,7 +65,7 @@ class Shown:
         """Where it is in the model, and what ran."""
         site = self.site
         length = f"{self.Tq} tokens" if not self.two_sided else f"{self.Tq} queries, {self.Tk} keys"
-        parts = [site.title, f"{site.kind}-attention", length, site.masked]
+        parts = [site.title, f"{site.kind}-attention", length, site.masked.replace("none", "no mask")]
         if isinstance(site.scale, float | int):
             parts.append(f"scale {site.scale:.4g}")
         if site.softcap is not None:
@@ -97,7 +97,7 @@ class Shown:
         """The largest weights of each row, `count` or as many as the record holds; None where it holds none."""
         if self.has_map(head):
             weights = self.map(head)
-            keys = torch.from_numpy(np.abs(weights)).topk(min(count, self.Tk), dim=-1).indices.numpy()
+            keys = _largest(np.abs(weights), min(count, self.Tk))
             return Top(np.take_along_axis(weights, keys, -1), keys)
         kept, kept_keys = self.site.top_weights, self.site.top_keys
         if kept is not None and kept_keys is not None:
@@ -151,6 +151,10 @@ class Shown:
     def kind(self, head: int) -> str:
         """The same by its name in the catalogue."""
         return self._catalogue[head].pattern if self._catalogue else "not kept"
+
+    def share(self, head: int) -> float | None:
+        """The share of its weight that does so."""
+        return self._catalogue[head].share if self._catalogue else None
 
     @cached_property
     def _catalogue(self) -> list[Head]:
@@ -241,6 +245,14 @@ def pool(weights: Array, side: int) -> tuple[Array, Array]:
     sums = np.add.reduceat(np.add.reduceat(weights, tops, 0), lefts, 1)
     sizes = np.outer(np.diff(np.append(tops, rows)), np.diff(np.append(lefts, columns)))
     return (sums / sizes).astype(np.float32), largest
+
+
+def _largest(weights: Array, count: int) -> Array:
+    """The keys of the largest weights of each row; of equal ones the first, while sorting all is cheap."""
+    rows = torch.from_numpy(weights)
+    if rows.shape[-1] <= 512:
+        return rows.sort(dim=-1, descending=True, stable=True).indices[:, :count].numpy()
+    return rows.topk(count, dim=-1).indices.numpy()
 
 
 def _special(tokens: tuple[Token, ...]) -> Array:

@@ -13,14 +13,14 @@ from string import Template
 from typing import Any
 
 from regard.look import _page_pack, _ramps
-from regard.look._compared import COLUMNS, Compared, compared
 from regard.look._difference import Difference
-from regard.look._head_columns import Column, columns_of
+from regard.look._head_columns import Column
 from regard.look._opening import opening, telling_query
 from regard.look._page_facts import facts, honesty
 from regard.look._page_pack import Packer
+from regard.look._page_sources import is_signed, sources
 from regard.look._record import Grid, Record, Token
-from regard.look._shown import Shown, shown
+from regard.look._shown import Shown
 from regard.look._tokens import visible
 
 # What a page may carry of weights, in bytes; what goes beyond is left out by a rule that the page states.
@@ -46,9 +46,9 @@ def page(
     loading or sending anything, and text from the record is inert in it. ValueError for a record without sites, one
     that disagrees with itself, and for a layer or head that it does not have.
     """
-    record, sites, columns = _opened(source)
+    record, sites, columns = sources(source)
     layer, head = opening(sites, layer, head)
-    packer = Packer(budget, signed=any(_is_signed(site) for site in sites))
+    packer = Packer(budget, signed=is_signed(sites))
     data = _data(record, sites, packer, (layer, head), columns)
     style, script = _part("look.css"), _script()
     title = f"Attention: {visible(record.text)[:60]}" if record.text else f"Attention in {record.model}"
@@ -87,19 +87,6 @@ def _script() -> str:
 
 def _hash(text: str) -> str:
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
-
-
-def _opened(source: Record | Difference) -> tuple[Record, list[Shown], list[Column]]:
-    if isinstance(source, Difference):
-        record, pairs = compared(source)
-        return record, list(pairs), COLUMNS
-    sites = shown(source)
-    return source, sites, columns_of(sites)
-
-
-def _is_signed(site: Shown) -> bool:
-    whole = site.site.whole
-    return isinstance(site, Compared) or (whole is not None and bool((whole < 0).any()))
 
 
 def _direction(text: str) -> str:

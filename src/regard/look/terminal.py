@@ -5,23 +5,50 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-import torch
-from rich.cells import cell_len, set_cell_size
-from rich.color import Color
+import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.style import Style
 from rich.text import Text
-from torch import Tensor
 
-from regard.look._model import visible
-from regard.look._patterns import LEGEND, maps_of, pattern_of
-from regard.look._record import Record, Site, Token
+from regard.look._difference import Difference
+from regard.look._page_facts import facts
+from regard.look._page_sources import is_signed, sources
+from regard.look._record import Record
+from regard.look._shown import Array, Shown
+from regard.look._terminal_draw import (
+    LABEL,
+    bar,
+    cell,
+    column_heads,
+    cut,
+    labels,
+    legend,
+    padded,
+    pooled,
+    spread,
+    strip,
+)
+from regard.look._tokens import visible
 
-_LABEL = 12
 _ROWS = 48
 _KEYS_SHOWN = 3
-_RAMP = ((68, 1, 84), (59, 82, 139), (33, 145, 140), (94, 201, 98), (253, 231, 37))
+_LISTED = 10
+# What a head does in one letter, for terminals without colour.
+LETTERS = {
+    "induction": "i",
+    "previous-token": "p",
+    "next-token": "n",
+    "same-token": "s",
+    "first-token": "f",
+    "separator": "e",
+    "local": "l",
+    "uniform": "u",
+    "mixed": "-",
+    "not kept": "?",
+    "hardly changed": "-",
+    "changed": "c",
+    "changed much": "C",
+}
 
 
 def console() -> Console:
@@ -30,208 +57,199 @@ def console() -> Console:
     return found if found.is_terminal else Console(highlight=False, width=100)
 
 
-def show(record: Record, layer: int, head: int, console: Console) -> None:
-    """Print the record: all heads at a glance, one head in full, and what each of its tokens attends to."""
-    colour = console.is_terminal and not console.no_color and console.color_system is not None
-    site = record.sites[layer]
-    weights = maps_of(site)[head]
+def show(
+    source: Record | Difference, layer: int, head: int, console: Console, tokens: Sequence[int] = ()
+) -> None:
+    """Print all heads at a glance, one head in full, and what its tokens attend to.
+
+    With `tokens`, instead of the list of all tokens, each of those: what it attends to and what attends to it.
+    """
+    record, sites, _ = sources(source)
+    coloured = console.is_terminal and not console.no_color and console.color_system is not None
+    signed, site = is_signed(sites), sites[layer]
     parts = [
-        _heading(record),
-        _glance(record, console.width) if colour else _plain_glance(record, console.width),
-        _head_title(site, layer, head, weights),
-        _matrix(site, weights, console.width, colour),
-        _links(site, weights),
+        _heading(record, sites),
+        _glance(sites, console.width, signed=signed) if coloured else _plain_glance(sites, console.width),
+        _head_title(site, head),
+        _matrix(site, head, console.width, coloured=coloured, signed=signed),
+        *(_token(site, head, token) for token in tokens),
     ]
+    if not tokens:
+        parts.append(_links(site, head))
     for part in parts:
         for line in part:
-            if not colour:
+            if not coloured:
                 line.rstrip()
             console.print(line, soft_wrap=True)
-        console.print()
+        if part:
+            console.print()
 
 
-def _heading(record: Record) -> list[Text]:
-    site = record.sites[0]
-    shape = f"{len(record.sites)} layers, {site.heads} heads, {site.lengths[0]} tokens"
-    lines = [Text(_cut(visible(record.text), 300), style="bold"), Text(f"{record.model}: {shape}")]
-    return lines + [Text(f"note: {note}") for note in record.notes]
+def _heading(record: Record, sites: list[Shown]) -> list[Text]:
+    texts = [cut(visible(line), 300) for line in record.text.splitlines()[:4] if line.strip()]
+    lines = [Text(text, style="bold") for text in texts]
+    return [*lines, Text(facts(record, sites)), *(Text(f"note: {note}") for note in record.notes)]
 
 
-def _glance(record: Record, width: int) -> list[Text]:
+def _glance(sites: list[Shown], width: int, *, signed: bool) -> list[Text]:
     """Every head as a small map, two pixels a character, the strongest weight of each pixel kept."""
-    heads = max(site.heads for site in record.sites)
+    heads = max(site.heads for site in sites)
     size = max(4, min(8, (width - 4) // heads - 1))
     lines = [Text("all heads, a row a layer: in each map, who looks (down) and at what (across)")]
     for start, stop in _runs(heads, max(1, (width - 4) // (size + 1))):
         names = "".join(str(head).center(size + 1) for head in range(start, stop))
         lines.append(Text("    " + names, style="dim"))
-        for layer, site in enumerate(record.sites):
-            pixels = [_pooled(part, size, size + size % 2) for part in maps_of(site)[start:stop]]
-            lines += _strip(f"{layer:>3} ", pixels)
+        for site in sites:
+            maps = [_small(site, head, size) for head in range(start, min(stop, site.heads))]
+            lines += strip(f"{site.number:>3} ", maps, signed=signed)
     return lines
 
 
-def _strip(label: str, maps: Sequence[Tensor]) -> list[Text]:
-    lines = []
-    for row in range(0, maps[0].shape[0], 2) if maps else ():
-        line = Text().append(label if row == 0 else " " * len(label), "dim")
-        for part in maps:
-            for top, bottom in zip(part[row].tolist(), part[row + 1].tolist(), strict=True):
-                line.append("▀", Style(color=_colour(top), bgcolor=_colour(bottom)))
-            line.append(" ")
-        lines.append(line)
-    return [*lines, Text("")]
+def _small(site: Shown, head: int, size: int) -> Array:
+    weights = _weights(site, head)
+    even = size + size % 2
+    return np.zeros((even, size)) if weights is None else pooled(weights, size, even)
 
 
-def _plain_glance(record: Record, width: int) -> list[Text]:
-    """Every head as a letter (where it mostly looks) and a digit (the share of its weight there, in tenths)."""
-    heads = max(site.heads for site in record.sites)
-    lines = [Text("all heads, a row a layer: where each mostly looks, and how much, in tenths")]
+def _weights(site: Shown, head: int) -> Array | None:
+    """The map of a head, or its blocks; None where there is neither, and where it is empty."""
+    if site.has_map(head):
+        weights = site.map(head)
+        return weights if weights.size else None
+    blocks = site.pooled(head)
+    return None if blocks is None else blocks[1]
+
+
+def _plain_glance(sites: list[Shown], width: int) -> list[Text]:
+    """Every head as a letter (what it does) and a digit (the share of its weight that does, in tenths)."""
+    heads = max(site.heads for site in sites)
+    lines = [
+        Text("all heads, a row a layer: what each mostly does, and with how much of its weight, in tenths")
+    ]
     for start, stop in _runs(heads, max(1, (width - 9) // 4)):
         lines.append(Text("   head " + "".join(f"{head:>4}" for head in range(start, stop))))
-        for layer, site in enumerate(record.sites):
-            found = [pattern_of(part) for part in maps_of(site)[start:stop]]
-            cells = "".join(f"  {one.letter}{min(9, int(one.share * 10))}" for one in found)
-            lines.append(Text(f"layer {layer:>2}{cells}"))
-    meanings = [f"{letter} {words}" for letter, words in LEGEND.items()]
-    return [*lines, Text("   " + ", ".join(meanings[:4])), Text("   " + ", ".join(meanings[4:]))]
-
-
-def _head_title(site: Site, layer: int, head: int, weights: Tensor) -> list[Text]:
-    said = f"layer {layer}, head {head} {pattern_of(weights).said(site.key_tokens)}"
-    return [Text(said, style="bold"), Text(site.title, style="dim")]
-
-
-def _matrix(site: Site, weights: Tensor, width: int, colour: bool) -> list[Text]:
-    """One head in full: a row a query, a column a key; pooled, and said so, where it does not fit."""
-    rows, columns = min(_ROWS, weights.shape[0]), min((width - _LABEL - 2) // 2, weights.shape[1])
-    small = _pooled(weights, columns, rows)
-    queries, keys = _labels(site.query_tokens, weights.shape[0]), _labels(site.key_tokens, weights.shape[1])
-    lines = []
-    if small.shape != weights.shape:
-        lines.append(
-            Text(
-                f"{weights.shape[0]} x {weights.shape[1]} weights do not fit: each cell is the largest of its block"
-            )
-        )
-    lines += _column_heads(_spread(keys, columns))
-    for label, row in zip(_spread(queries, rows), small.tolist(), strict=True):
-        line = Text(_padded(label, _LABEL) + " ")
-        for weight in row:
-            line.append(*_cell(weight, colour))
-        lines.append(line)
-    scale = (
-        "0 ▏"
-        if colour
-        else "a digit is tenths of the weight, + is all of it, . is 0.01 to 0.1, blank is less"
-    )
-    legend = Text(scale)
-    for step in range(11) if colour else ():
-        legend.append("  ", Style(bgcolor=_colour(step / 10)))
-    return [*lines, legend.append(" 1") if colour else legend]
-
-
-def _cell(weight: float, colour: bool) -> tuple[str, Style | None]:
-    if colour:
-        return "  ", Style(bgcolor=_colour(weight))
-    if weight >= 0.9995:
-        return " +", None
-    return (f" {int(weight * 10)}" if weight >= 0.1 else " ." if weight >= 0.01 else "  "), None
-
-
-def _column_heads(keys: Sequence[str]) -> list[Text]:
-    """Key labels written downwards, so that each stands over its column of two cells."""
-    height = min(8, max((len(_glyphs(key)) for key in keys), default=0))
-    lines = []
-    for row in range(height):
-        line = " " * (_LABEL + 1)
-        for key in keys:
-            glyphs = _glyphs(key)[:height]
-            shift = row - (height - len(glyphs))
-            line += _padded(glyphs[shift], 2, right=True) if shift >= 0 else "  "
-        lines.append(Text(line, style="dim"))
+        for site in sites:
+            marks = [
+                f"  {LETTERS[site.kind(head)]}{_tenths(site.share(head))}"
+                for head in range(start, min(stop, site.heads))
+            ]
+            lines.append(Text(f"layer {site.number:>2}{''.join(marks)}"))
+    used = {site.kind(head) for site in sites for head in range(site.heads)}
+    lines += [
+        Text("   " + line)
+        for line in _folded([f"{LETTERS[kind]} {kind}" for kind in LETTERS if kind in used], width - 3)
+    ]
     return lines
 
 
-def _glyphs(label: str) -> list[str]:
-    """The characters of a label, each with the marks and joiners that take no room of their own."""
-    found: list[str] = []
-    joined = False
-    for character in label:
-        if found and (joined or cell_len(character) == 0):
-            found[-1] += character
+def _tenths(share: float | None) -> str:
+    return " " if share is None else str(min(9, int(share * 10 + 1e-6)))
+
+
+def _folded(words: list[str], width: int) -> list[str]:
+    lines = [""]
+    for word in words:
+        joined = f"{lines[-1]}, {word}" if lines[-1] else word
+        if len(joined) > width and lines[-1]:
+            lines.append(word)
         else:
-            found.append(character)
-        joined = character == "\u200d"
-    return found
+            lines[-1] = joined
+    return lines
 
 
-def _links(site: Site, weights: Tensor) -> list[Text]:
+def _head_title(site: Shown, head: int) -> list[Text]:
+    said = f"{site.title[0].lower()}{site.title[1:]}, head {head}: {site.said(head)}"
+    return [Text(visible(said), style="bold"), Text(visible(site.facts), style="dim")]
+
+
+def _matrix(site: Shown, head: int, width: int, *, coloured: bool, signed: bool) -> list[Text]:
+    """One head in full: a row a query, a column a key; pooled, and said so, where it does not fit."""
+    weights = _weights(site, head)
+    if weights is None:
+        return [Text("there is no map of this head: its weights were not kept, or there are no tokens")]
+    rows = min(_ROWS, weights.shape[0])
+    columns = min(max(1, (width - LABEL - 2) // 2), weights.shape[1])
+    small = pooled(weights, columns, rows)
+    lines = []
+    if small.shape != (site.Tq, site.Tk):
+        lines.append(Text(f"{site.Tq} x {site.Tk} weights do not fit: each cell is the largest of its block"))
+    lines += column_heads(spread(labels(site.keys, site.Tk), columns))
+    names = spread(labels(site.queries, site.Tq), rows)
+    for label, row in zip(names, small.tolist(), strict=True):
+        line = Text(padded(label, LABEL) + " ")
+        for weight in row:
+            line.append(*cell(weight, coloured=coloured, signed=signed))
+        lines.append(line)
+    return [*lines, legend(coloured=coloured, signed=signed)]
+
+
+def _links(site: Shown, head: int) -> list[Text]:
     """For each query, the keys with the most weight."""
-    queries, keys = _labels(site.query_tokens, weights.shape[0]), _labels(site.key_tokens, weights.shape[1])
+    top = site.top(head, _KEYS_SHOWN)
+    if top is None or top.weights.size == 0:
+        return []
+    queries, keys = labels(site.queries, site.Tq), labels(site.keys, site.Tk)
     lines = [Text("which tokens attend to which", style="bold")]
-    order = weights.argsort(dim=-1, descending=True, stable=True)[:, :_KEYS_SHOWN]
     for number in range(min(_ROWS, len(queries))):
-        line = Text(_padded(queries[number], _LABEL) + " → ")
-        for key in order[number].tolist():
-            line.append(f"{_padded(keys[key], _LABEL)} {float(weights[number, key]):.2f}   ")
+        line = Text(padded(queries[number], LABEL) + " → ")
+        for weight, key in zip(top.weights[number].tolist(), top.keys[number].tolist(), strict=True):
+            if key >= 0:
+                line.append(f"{padded(keys[key], LABEL)} {weight:.2f}   ")
         lines.append(line)
     if len(queries) > _ROWS:
         lines.append(Text(f"... and {len(queries) - _ROWS} more tokens: see the page"))
     return lines
 
 
-def _labels(tokens: Sequence[Token], length: int) -> list[str]:
-    return (
-        [token.text for token in tokens]
-        if len(tokens) == length
-        else [str(number) for number in range(length)]
-    )
+def _token(site: Shown, head: int, token: int) -> list[Text]:
+    """One token: what it attends to and, where queries and keys are the same tokens, what attends to it."""
+    queries, keys = labels(site.queries, site.Tq), labels(site.keys, site.Tk)
+    if not 0 <= token < site.Tq:
+        raise ValueError(
+            f"--tokens {token}: there are {site.Tq} tokens, counted from 0; give 0 to {site.Tq - 1}"
+        )
+    lines = [Text(f"token {token}, {queries[token]}, attends to", style="bold")]
+    lines += [_listed(keys[key], key, share) for key, share in row_of(site, head, token)]
+    if not site.two_sided:
+        lines.append(Text(f"token {token}, {queries[token]}, is attended to by", style="bold"))
+        lines += [_listed(queries[query], query, share) for query, share in column_of(site, head, token)]
+    return lines
 
 
-def _spread(labels: Sequence[str], count: int) -> list[str]:
-    """The labels of `count` blocks: each the first of its block."""
-    return [labels[start] for start, _ in _blocks(len(labels), count)]
+def _listed(name: str, place: int, share: float) -> Text:
+    return Text(f"{padded(name, LABEL)} {place:>6}  {share:6.3f} {bar(share, 30)}")
 
 
-def _pooled(weights: Tensor, columns: int, rows: int) -> Tensor:
-    """The largest weight of each of rows x columns blocks; a map smaller than that is stretched."""
-    tall = torch.stack([weights[start:stop].amax(0) for start, stop in _blocks(weights.shape[0], rows)])
-    return torch.stack(
-        [tall[:, start:stop].amax(1) for start, stop in _blocks(weights.shape[1], columns)], dim=1
-    )
+def row_of(site: Shown, head: int, query: int) -> list[tuple[int, float]]:
+    """(key, weight) of the largest weights of a query."""
+    top = site.top(head, _LISTED)
+    if top is None:
+        return []
+    pairs = zip(top.keys[query].tolist(), top.weights[query].tolist(), strict=True)
+    return [(key, weight) for key, weight in pairs if key >= 0 and abs(weight) >= 0.0005]
 
 
-def _blocks(length: int, count: int) -> list[tuple[int, int]]:
-    edges = [(number * length // count, -(-(number + 1) * length // count)) for number in range(count)]
-    return [(start, max(start + 1, stop)) for start, stop in edges]
+def column_of(site: Shown, head: int, key: int) -> list[tuple[int, float]]:
+    """(query, weight) of the largest weights that a key gets, as far as the record tells."""
+    if site.has_map(head):
+        shares = site.map(head)[:, key]
+    else:
+        top = site.top(head, _LISTED)
+        if top is None:
+            return []
+        shares = (top.weights * (top.keys == key)).sum(-1)
+    order = np.argsort(-np.abs(shares), kind="stable")[:_LISTED]
+    return [(int(query), float(shares[query])) for query in order if abs(shares[query]) >= 0.0005]
 
 
 def _runs(count: int, most: int) -> list[tuple[int, int]]:
     return [(start, min(count, start + most)) for start in range(0, count, most)]
 
 
-def _padded(label: str, width: int, *, right: bool = False) -> str:
-    cut = _cut(label, width)
-    blank = " " * (width - cell_len(cut))
-    return blank + cut if right else cut + blank
-
-
-def _cut(label: str, width: int) -> str:
-    return label if cell_len(label) <= width else set_cell_size(label, width - 1).rstrip() + "…"
-
-
-def _colour(weight: float) -> Color:
-    place = min(1.0, max(0.0, weight)) ** 0.5 * (len(_RAMP) - 1)
-    lower = min(int(place), len(_RAMP) - 2)
-    low, high, part = _RAMP[lower], _RAMP[lower + 1], place - lower
-    return Color.from_rgb(*(a + (b - a) * part for a, b in zip(low, high, strict=True)))
-
-
 @contextmanager
 def download_bar(title: str) -> Iterator[Callable[[int, int], None]]:
     """A progress bar on stderr for a download; call what it gives with (bytes done, bytes in all)."""
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task(title, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        task = progress.add_task(title, total=None)
+        yield lambda done, total: progress.update(task, completed=done, total=total)
