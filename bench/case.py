@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, NamedTuple
 
 import torch
 
@@ -36,6 +36,9 @@ def shape(
     return Shape(B, H, T, T if Tk is None else Tk, D, D if Dv is None else Dv, H if Hkv is None else Hkv)
 
 
+TOY = shape(1, 1, 6, 24)
+
+
 @dataclass
 class Inputs:
     """The tensors of one run; `extra` is what a mechanism learns, `prepared` what the other side needs."""
@@ -46,7 +49,7 @@ class Inputs:
     value: torch.Tensor
     upstream: torch.Tensor
     extra: dict[str, torch.Tensor] = field(default_factory=dict)
-    prepared: dict[str, torch.Tensor] = field(default_factory=dict)
+    prepared: dict[str, Any] = field(default_factory=dict)
 
     def leaves(self) -> dict[str, torch.Tensor]:
         """Every tensor that takes a gradient, by name."""
@@ -60,12 +63,21 @@ SideName = Literal["ours", "other"]
 Agreement = Callable[[Inputs, dict[str, torch.Tensor], dict[str, torch.Tensor]], float]
 
 
+class SideFailed(RuntimeError):
+    """A side of a case cannot be run here; the message says why."""
+
+
 @dataclass(frozen=True)
 class Limit:
-    """One promise. `measure` says of what: ours / other in time, other / ours, MiB above, or seconds."""
+    """One promise. `measure` says of what: ours / other in time, other / ours, MiB above, seconds, or calls of TOY.
 
-    measure: Literal["slower", "faster", "memory", "seconds"]
+    `goal` is what is hoped for beyond it; `slack` is how far below it still counts as met, as a share of it.
+    """
+
+    measure: Literal["slower", "faster", "memory", "seconds", "extra"]
     bound: float
+    goal: float | None = None
+    slack: float = 0.0
 
     def __str__(self) -> str:
         return {
@@ -73,10 +85,21 @@ class Limit:
             "faster": f"at least {self.bound:g}x faster",
             "memory": f"at most {self.bound:g} MiB above",
             "seconds": f"at most {self.bound:g} s",
+            "extra": f"at most {self.bound:g} calls of SDPA on {TOY} longer",
         }[self.measure]
 
     def met(self, value: float) -> bool:
-        return value >= self.bound if self.measure == "faster" else value <= self.bound
+        if self.measure == "faster":
+            return value >= self.bound * (1 - self.slack)
+        return value <= self.bound * (1 + self.slack)
+
+    def reaches_goal(self, value: float) -> bool:
+        return self.goal is not None and replace(self, bound=self.goal, slack=0.0).met(value)
+
+
+def floor(bound: float, goal: float) -> Limit:
+    """At least `bound` times faster, met within 5 %; `goal` is hoped for."""
+    return Limit("faster", bound, goal, 0.05)
 
 
 @dataclass(frozen=True)
@@ -86,7 +109,9 @@ class Case:
     `prepare` builds what the other expression needs (a bool mask, a bias): outside the clock, so that the
     time is the kernel's alone, and inside the memory, because a user pays for it. `agree_at` is the shape at
     which the two sides are compared when the other cannot run the full one; `other_memory` then computes its
-    peak.
+    peak. With `truth`, a plain expression that is run in float64, both sides are held against it: ours may be
+    `error_times` the error of the other, or `error_least`. `only_backward` leaves the forward out of the time.
+    `row` is the row of the README's table that the case belongs to.
     """
 
     name: str
@@ -96,17 +121,22 @@ class Case:
     other: Side
     other_name: str
     backward: bool = False
-    prepare: Callable[[Inputs], dict[str, torch.Tensor]] | None = None
+    only_backward: bool = False
+    prepare: Callable[[Inputs], dict[str, Any]] | None = None
     extra: Callable[[Shape, torch.Generator], dict[str, torch.Tensor]] | None = None
     dtype: torch.dtype = torch.float32
     tolerance: float = 1e-5
     agree_at: Shape | None = None
     agree: Agreement | None = None
+    truth: Side | None = None
+    error_times: float = 2.0
+    error_least: float = 2e-6
     timed: bool = True
     memory: bool = False
     other_memory: Callable[[Shape], float] | None = None
     max_rounds: int = 15
     limits: tuple[Limit, ...] = ()
+    row: str = ""
 
 
 @dataclass(frozen=True)
@@ -149,8 +179,12 @@ def prepare(case: Case, inputs: Inputs) -> None:
 
 def run_side(case: Case, side: SideName, inputs: Inputs) -> dict[str, torch.Tensor]:
     """One forward (and backward) of one side: its outputs by name, then the gradients as `grad of NAME`."""
-    call = case.ours if side == "ours" else case.other
-    if not case.backward:
+    return run_expression(case.ours if side == "ours" else case.other, case.backward, inputs)
+
+
+def run_expression(call: Side, backward: bool, inputs: Inputs) -> dict[str, torch.Tensor]:
+    """The same of any expression."""
+    if not backward:
         with torch.no_grad():
             result = call(inputs)
         return dict(result) if isinstance(result, Mapping) else {"output": result}
@@ -160,3 +194,13 @@ def run_side(case: Case, side: SideName, inputs: Inputs) -> dict[str, torch.Tens
     grads = torch.autograd.grad(outputs["output"], list(leaves.values()), inputs.upstream)
     named = {f"grad of {name}": grad for name, grad in zip(leaves, grads, strict=True)}
     return {name: tensor.detach() for name, tensor in {**outputs, **named}.items()}
+
+
+def timed_call(case: Case, side: SideName, inputs: Inputs) -> Callable[[], object]:
+    """What the clock sees of a side: all of it, or its backward alone, again and again on one graph."""
+    if not case.only_backward:
+        return lambda: run_side(case, side, inputs)
+    result = (case.ours if side == "ours" else case.other)(inputs)
+    output = result["output"] if isinstance(result, Mapping) else result
+    leaves = list(inputs.leaves().values())
+    return lambda: torch.autograd.grad(output, leaves, inputs.upstream, retain_graph=True)

@@ -1,44 +1,22 @@
-"""The registry: every case of the bench, as data. The limits are those of the project's issues."""
+"""The registry: every case of the bench, as data. The limits are those that the project has set itself."""
 
 from __future__ import annotations
 
-import regard
-from regard.biases import Alibi, Relative
+from regard.biases import Alibi
 from regard.masks import Causal, Window
 from regard.normalizers import Entmax15, Sparsemax
-from regard.scores import Additive, Dot
+from regard.scores import Dot
 
 from . import torch_expressions as plain
-from .case import AnyCase, Case, ImportCase, Inputs, Limit, Result, Side, shape
+from .case import AnyCase, Case, ImportCase, Limit, shape
 from .cases_decode import CASES as DECODE
+from .cases_dot import CASES as DOT
+from .cases_long import CASES as LONG
+from .cases_scores import CASES as SCORES
+from .ours import attend, attend_additive, attend_relative, observe
 
 # Against float64 the broadcast expression's own gradient of v is off by 1e-5 (ours by 6e-7): one sum over all pairs.
 BROADCAST_SUMS = 5e-5
-OBSERVED = ("lse", "max", "entropy", "received")
-
-
-def attend(mask: object = None, **mechanism: object) -> Side:
-    """Our side: the public `attention` with these keywords."""
-
-    def call(inputs: Inputs) -> Result:
-        return regard.attention(inputs.query, inputs.key, inputs.value, mask, **mechanism)
-
-    return call
-
-
-def attend_additive(inputs: Inputs) -> Result:
-    return regard.attention(inputs.query, inputs.key, inputs.value, score=Additive(inputs.extra["v"]))
-
-
-def attend_relative(inputs: Inputs) -> Result:
-    return regard.attention(inputs.query, inputs.key, inputs.value, bias=Relative(inputs.extra["table"]))
-
-
-def observe(inputs: Inputs) -> Result:
-    seen = regard.observe(inputs.query, inputs.key, inputs.value, statistics=OBSERVED)
-    return {"output": seen.output, **{name: getattr(seen, name) for name in OBSERVED}}
-
-
 CASES: tuple[AnyCase, ...] = (
     Case(
         name="dot",
@@ -271,6 +249,9 @@ CASES: tuple[AnyCase, ...] = (
         max_rounds=7,
     ),
     *DECODE,
+    *DOT,
+    *LONG,
+    *SCORES,
 )
 
 

@@ -1,7 +1,7 @@
 """What runs in a fresh process: the peak memory of one side, or the time of one import.
 
-`python -m bench.child memory CASE SIDE THREADS` and `python -m bench.child import BASE MODULE` print one line
-of JSON.
+`python -m bench.child memory CASE SIDE THREADS`, `python -m bench.child linear THREADS` and
+`python -m bench.child import BASE MODULE` print one line of JSON.
 """
 
 from __future__ import annotations
@@ -14,6 +14,10 @@ import resource
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .case import Case, SideName
 
 STATUS = Path("/proc/self/status")
 CLEAR_REFS = Path("/proc/self/clear_refs")
@@ -45,10 +49,10 @@ def _reset_peak() -> bool:
     return True
 
 
-def memory(name: str, side: str, threads: int) -> dict[str, float | bool]:
+def memory(name: str, side: SideName, threads: int) -> dict[str, float | bool]:
     import torch
 
-    from .case import Case, make_inputs, prepare, run_side
+    from .case import Case
     from .cases import find
 
     case = find(name)
@@ -56,9 +60,17 @@ def memory(name: str, side: str, threads: int) -> dict[str, float | bool]:
         raise SystemExit(f"bench.child: no memory to measure for {name!r}, side {side!r}")
     torch.set_num_threads(threads)
     resource.setrlimit(resource.RLIMIT_DATA, (MOST_BYTES, MOST_BYTES))
+    return peak(case, side)
+
+
+def peak(case: Case, side: SideName) -> dict[str, float | bool]:
+    """Peak bytes of one side above inputs, outputs and gradients."""
+    from .case import make_inputs, prepare, run_side
+
     size = case.agree_at or case.at
     tiny = make_inputs(case, size._replace(Tq=min(size.Tq, 16), Tk=min(size.Tk, 16)))
-    prepare(case, tiny)
+    if side == "other":
+        prepare(case, tiny)
     run_side(case, side, tiny)  # code pages, thread pools and lazily made tables are not the call's memory
     inputs = make_inputs(case)
     _return_free_memory()
@@ -67,9 +79,24 @@ def memory(name: str, side: str, threads: int) -> dict[str, float | bool]:
     if side == "other":
         prepare(case, inputs)
     results = run_side(case, side, inputs)
-    peak = _status("VmHWM")
+    highest = _status("VmHWM")
     kept = sum(tensor.numel() * tensor.element_size() for tensor in results.values())
-    return {"bytes": max(0, peak - before - kept), "exact": exact}
+    return {"bytes": max(0, highest - before - kept), "exact": exact}
+
+
+def linear(threads: int) -> dict[str, list[float]]:
+    """Peak bytes of our side of every row of the table, at each of two lengths."""
+    import torch
+
+    from .linear import LENGTHS, at_length, mechanisms
+
+    torch.set_num_threads(threads)
+    resource.setrlimit(resource.RLIMIT_DATA, (MOST_BYTES, MOST_BYTES))
+    found = {}
+    for rows, case in mechanisms():
+        peaks = [float(peak(at_length(case, n), "ours")["bytes"]) for n in LENGTHS]
+        found.update(dict.fromkeys(rows, peaks))
+    return found
 
 
 def import_time(base: str, module: str) -> dict[str, float]:
@@ -80,10 +107,13 @@ def import_time(base: str, module: str) -> dict[str, float]:
 
 
 def main(arguments: list[str]) -> None:
+    answer: object
     if arguments[0] == "memory":
-        answer: dict[str, float | bool] = memory(arguments[1], arguments[2], int(arguments[3]))
+        answer = memory(arguments[1], arguments[2], int(arguments[3]))
+    elif arguments[0] == "linear":
+        answer = linear(int(arguments[1]))
     else:
-        answer = {**import_time(arguments[1], arguments[2])}
+        answer = import_time(arguments[1], arguments[2])
     print(json.dumps(answer))
 
 

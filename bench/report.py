@@ -14,7 +14,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from regard.kernels import _library
+
 from .case import AnyCase, Case
+from .linear import LENGTHS
 from .runner import Judged, Outcome
 
 
@@ -60,6 +63,17 @@ def table(outcomes: Sequence[Outcome]) -> Table:
     made.add_column("limit", overflow="fold")
     for outcome in outcomes:
         made.add_row(*_row(outcome))
+    return made
+
+
+def peaks(found: dict[str, list[float]]) -> Table:
+    """The memory of our side of every row, at two lengths."""
+    made = Table(title="peak memory above inputs and results, one head", title_justify="left")
+    made.add_column("row")
+    for n in LENGTHS:
+        made.add_column(f"n = {n}", justify="right")
+    for name, values in found.items():
+        made.add_row(name, *(mib(value / 2**20) for value in values))
     return made
 
 
@@ -123,7 +137,8 @@ def _peak(outcome: Outcome, side: str) -> str:
 def _limits(judged: Sequence[Judged]) -> Text:
     text = Text()
     for one in judged:
-        value = {"memory": mib, "seconds": seconds}.get(one.limit.measure, lambda v: f"{v:.2f}x")(one.value)
+        units = {"memory": mib, "seconds": seconds, "extra": lambda v: f"{v:.2f} calls"}
+        value = units.get(one.limit.measure, lambda v: f"{v:.2f}x")(one.value)
         word = "met" if one.met else "MISSED"
         text.append("\n" if text else "")
         text.append(f"{word}: ", style="green" if one.met else "bold red")
@@ -131,14 +146,12 @@ def _limits(judged: Sequence[Judged]) -> Text:
     return text
 
 
-def load_note() -> str:
-    """A warning where other work runs on the machine: wall clocks then measure that work too."""
-    load, cores = os.getloadavg()[0], os.cpu_count() or 1
-    if load < cores + 1:
+def load_note(outcomes: Sequence[Outcome]) -> str:
+    """A warning where other work ran beside the measurements: wall clocks then measure that work too."""
+    noisy = [outcome.case.name for outcome in outcomes if any(t.noisy for t in outcome.timings)]
+    if not noisy:
         return ""
-    return (
-        f"the machine is busy (load {load:.1f} on {cores} cores): times at more than one thread mean little"
-    )
+    return f"others were at work on this machine, and times at more than one thread mean little: {', '.join(noisy)}"
 
 
 def machine() -> dict[str, object]:
@@ -147,20 +160,39 @@ def machine() -> dict[str, object]:
         "torch": torch.__version__,
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
+        "processor": _processor(),
         "cores": os.cpu_count(),
         "load": os.getloadavg()[0],
         "capability": torch.backends.cpu.get_cpu_capability(),
+        "kernels": _kernels(),
     }
+
+
+def _processor() -> str:
+    text = Path("/proc/cpuinfo").read_text("utf-8")
+    return next(
+        (line.split(":", 1)[1].strip() for line in text.splitlines() if line.startswith("model name")), ""
+    )
+
+
+def _kernels() -> str:
+    library = _library.library()
+    return "plain torch" if library is None else library.variant
 
 
 def write_json(path: Path, outcomes: Sequence[Outcome]) -> None:
     """Write everything, whole or not at all."""
     data = {"machine": machine(), "cases": [outcome.as_json() for outcome in outcomes]}
+    write_whole(path, json.dumps(data, indent=1) + "\n")
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file, whole or not at all."""
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
     try:
+        os.fchmod(descriptor, 0o644)
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            json.dump(data, file, indent=1)
-            file.write("\n")
+            file.write(text)
         os.replace(name, path)
     except BaseException:
         Path(name).unlink(missing_ok=True)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from . import agree, measure
 from .case import MIB, AnyCase, Case, ImportCase, Limit
+from .rows import ROWS
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,11 @@ class Outcome:
     judged: list[Judged] = field(default_factory=list)
 
     @property
+    def row(self) -> str:
+        """The row of the README's table that the case belongs to, if any."""
+        return self.case.row if isinstance(self.case, Case) else ""
+
+    @property
     def good(self) -> bool:
         return not self.refused and all(judged.met for judged in self.judged)
 
@@ -59,7 +66,8 @@ class Outcome:
             "backward": self.case.backward,
             "other": self.case.other_name,
             "difference": dataclasses.asdict(self.verdict) if self.verdict else None,
-            "timings": [{**dataclasses.asdict(t), "ratio": t.ratio} for t in self.timings],
+            "row": self.case.row,
+            "timings": [{**dataclasses.asdict(t), "ratio": t.ratio, "noisy": t.noisy} for t in self.timings],
             "peak_mib": {side: dataclasses.asdict(peak) for side, peak in self.peaks.items()},
             "other_peak_is": "computed" if self.other_computed else "measured",
         }
@@ -73,7 +81,7 @@ def run(case: AnyCase, threads: Sequence[int] = (1, 2), rounds: int = 9, memory:
         return Outcome(case, seconds=seconds, judged=judged)
     verdict = agree.check(case)
     if not verdict.agrees:
-        found = f"{verdict.where} differs by {verdict.error:.1e} (allowed {case.tolerance:.0e})"
+        found = f"{verdict.where} is off by {verdict.error:.1e} ({agree.allowance(case)})"
         return Outcome(case, verdict, refused=f"the two sides disagree: {found}")
     outcome = Outcome(case, verdict)
     if case.timed:
@@ -102,8 +110,24 @@ def _judge(case: Case, outcome: Outcome) -> list[Judged]:
             judged += [Judged(limit, _under(t), t.ours / t.other) for t in outcome.timings]
         elif limit.measure == "faster":
             judged += [Judged(limit, _under(t), t.ratio) for t in outcome.timings]
+        elif limit.measure == "extra":
+            judged += [Judged(limit, _under(t), t.extra) for t in outcome.timings]
     return judged
 
 
 def _under(timing: measure.Timing) -> str:
     return f"{timing.threads} thread" + ("s" if timing.threads > 1 else "")
+
+
+def mean_judgements(outcomes: Sequence[Outcome]) -> list[Judged]:
+    """The geometric mean of every row that is held to one, over its cases that were measured, a thread count each."""
+    found = []
+    for row in ROWS:
+        timings = [t for one in outcomes if one.row == row.name for t in one.timings]
+        if row.mean is None:
+            continue
+        for threads in sorted({t.threads for t in timings}):
+            ratios = [t.ratio for t in timings if t.threads == threads]
+            under = f"geometric mean of {row.name} over {len(ratios)} points at {threads} threads"
+            found.append(Judged(row.mean, under, statistics.geometric_mean(ratios)))
+    return found
