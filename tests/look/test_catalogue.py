@@ -147,3 +147,22 @@ def test_short_texts(length):
     weights = torch.ones(length, length).tril()
     (head,) = catalogue(record_of(weights / weights.sum(-1, keepdim=True)))
     assert head.pattern in SAID
+
+
+@pytest.mark.parametrize("lengths", [(0, 0), (0, 3), (3, 0)])
+def test_a_site_that_saw_nothing_has_heads_without_numbers(lengths):
+    queries, keys = (torch.zeros(1, 2, length, 4) for length in lengths)
+    heads = catalogue(Record([Site("x", queries, keys, keys, queries, scale=1.0)]))
+    assert [(head.pattern, head.share, head.entropy) for head in heads] == [("mixed", 0.0, None)] * 2
+
+
+def test_a_sample_that_is_not_there():
+    with pytest.raises(ValueError, match=r"catalogue\(sample=\): x has 1, counted from 0; got 1"):
+        catalogue(record_of(spread()), sample=1)
+
+
+def test_rows_that_are_no_numbers_do_not_count():
+    weights = at(lambda query: query - 1)
+    weights[5] = float("nan")
+    (head,) = catalogue(record_of(weights))
+    assert head.scores["previous-token"] == 1.0 and "next-token" not in head.scores

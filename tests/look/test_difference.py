@@ -81,3 +81,12 @@ def test_what_does_not_fit_is_said():
         difference(Record([]), Record([]))
     with pytest.raises(ValueError, match="has 1 samples; got 1"):
         difference(record("a b"), record("a b"), sample=1)
+
+
+def test_what_is_no_number_comes_first():
+    one, two = record("a b c"), record("a b c")
+    changed = two.sites[1].weights.clone()
+    changed[0, 0, 0] = float("nan")
+    two.sites[1].__dict__["weights"] = changed
+    top, *_ = difference(one, two).heads()
+    assert (top["layer"], top["head"]) == (1, 0) and math.isnan(top["distance"])

@@ -4,7 +4,7 @@ import pytest
 import torch
 from pyarrow import parquet
 
-from regard.look import Record, _export
+from regard.look import Record, Site, Token, _export
 from regard.look._export import export
 
 COLUMNS = "site layer name kind sample head query query_token key key_token weight".split()
@@ -121,10 +121,19 @@ def test_parquet_without_pyarrow(record, tmp_path, monkeypatch):
 
 
 def test_tokens_with_commas_quotes_and_lines(record, tmp_path):
-    from regard.look import Token
 
     awkward = ('a,"b"', "c\nd", "=1+1", "")
     for site in record.sites:
         site.query_tokens = site.key_tokens = tuple(Token(text) for text in awkward)
     rows = rows_of(export(record, tmp_path / "a.csv")[0])
     assert {row["query_token"] for row in rows} == set(awkward)
+
+
+def test_a_record_without_attention_and_a_site_without_keys(record, tmp_path):
+    with pytest.raises(ValueError, match="the record holds no attention"):
+        export(Record([]), tmp_path / "a.csv")
+    empty = torch.zeros(1, 2, 0, 4)
+    record.sites.append(Site("empty", empty, empty, empty, empty, scale=1.0))
+    rows = rows_of(export(record, tmp_path / "a.csv")[0])
+    assert {row["site"] for row in rows} == {"0", "1"}
+    assert len(rows_of(export(record, tmp_path / "b.csv", table="heads")[0])) == 6

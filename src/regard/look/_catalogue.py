@@ -101,7 +101,12 @@ def catalogue(record: Record, thresholds: Mapping[str, float] = THRESHOLDS, *, s
             raise ValueError(f"there is no pattern {name!r}; the catalogue has: {', '.join(THRESHOLDS)}")
     found = []
     for number, site in enumerate(record.sites):
-        scores, means = _scores(site, sample), _means(site, sample)
+        if not 0 <= sample < max(1, site.sizes.B):
+            raise ValueError(
+                f"catalogue(sample=): {site.title} has {site.sizes.B}, counted from 0; got {sample}"
+            )
+        empty = 0 in site.lengths
+        scores, means = ({}, {}) if empty else (_scores(site, sample), _means(site, sample))
         for head in range(site.heads):
             found.append(_named(number, site, head, scores, means, {**THRESHOLDS, **thresholds}))
     return found

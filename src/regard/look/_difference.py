@@ -48,7 +48,7 @@ class Difference:
     notes: list[str] = field(default_factory=list)
 
     def heads(self) -> list[dict[str, Any]]:
-        """One row a head, the most changed first: plain numbers and words."""
+        """One row a head, the most changed first (NaN before all): plain numbers and words."""
         rows = [
             {
                 "layer": pair.layer,
@@ -60,7 +60,9 @@ class Difference:
             for pair in self.sites
             for head, distance in enumerate(pair.distance)
         ]
-        return sorted(rows, key=lambda row: -row["distance"])
+        return sorted(
+            rows, key=lambda row: -row["distance"] if row["distance"] == row["distance"] else -math.inf
+        )
 
 
 def difference(first: Record, second: Record, *, sample: int = 0) -> Difference:

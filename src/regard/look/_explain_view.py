@@ -54,6 +54,8 @@ class View:
         _within("sample", sample, B)
         if token is not None:
             _within("token", token, Tq)
+        if Tq == 0:
+            raise ValueError("explain: there are no queries in this call, so there is nothing to work out")
         if H * Tq * Tk > _MOST_PAIRS:
             raise ValueError(
                 f"explain: {H} heads x {Tq} queries x {Tk} keys are too many to write out (at most {_MOST_PAIRS} "

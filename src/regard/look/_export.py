@@ -50,6 +50,8 @@ def export(
         return record.save(target)
     if table not in TABLES:
         raise ValueError(f"there is no table {table!r} of a record; there are: {', '.join(TABLES)}")
+    if not record.sites:
+        raise ValueError("the record holds no attention, so there is nothing to write as a table")
     columns = _weights(record, heads, least) if table == "weights" else _heads(record)
     write_all({target: _csv(columns) if target.suffix == ".csv" else _parquet(columns)})
     return (target,)
@@ -107,6 +109,8 @@ def _named(tokens: Sequence[Token], places: np.ndarray[Any, Any]) -> _Column:
 
 def _cells(site: Site, heads: Sequence[int] | None, least: float) -> Iterator[tuple[int, int, Any, Any, Any]]:
     """(sample, head, queries, keys, weights) of each head: its weights above `least`, as arrays of one length."""
+    if 0 in site.lengths:
+        return
     kept = range(site.heads) if site.heads_kept is None or site.has_weights else site.heads_kept
     wanted = [head for head in kept if heads is None or head in heads]
     if site.has_weights or site.whole is not None:
