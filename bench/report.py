@@ -36,7 +36,8 @@ def mib(value: float) -> str:
 def listing(cases: Sequence[AnyCase]) -> Table:
     """What there is, unmeasured."""
     table = Table(title="cases", title_justify="left")
-    for column in ("case", "shape", "against", "limit", "question"):
+    table.add_column("case", no_wrap=True)
+    for column in ("shape", "against", "limit", "question"):
         table.add_column(column, overflow="fold")
     for case in cases:
         limits = "\n".join(str(limit) for limit in case.limits) or "-"

@@ -68,7 +68,7 @@ def test_every_limit_is_measured(case: Case) -> None:
     assert case.timed or case.memory
     assert case.question.strip()
     # A peak is computed only where the other side cannot be run, and then it is compared at a smaller shape.
-    assert (case.other_memory is None) == (case.agree_at is None)
+    assert case.other_memory is None or case.agree_at is not None
     assert case.tolerance <= 5e-5 or case.agree is not None
 
 
