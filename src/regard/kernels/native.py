@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import math
 import struct
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from regard._call import Call
 from regard.kernels import _library
 from regard.kernels.problem import DIFFERENTIABLE, UNLIMITED, Problem
+from regard.normalizers import Relu, Sigmoid, Softmax
+from regard.scores import Concat, Distance
 
 WIDEST = 256
 _FORWARD, _BACKWARD = 1, 2
@@ -22,50 +24,66 @@ _GROUPS = {"v4": 32, "wide": 32}  # queries of a group, 16 elsewhere: gradients 
 _NOT_FINITE = 4
 _KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _SCORES = {"dot": 0, "additive": 1}
-_NORMALIZERS = {"softmax": 0, "sigmoid": 1, "relu": 2}
+_NORMALIZERS = {Softmax: "softmax", Sigmoid: "sigmoid", Relu: "relu"}
+_NUMBERS = {"softmax": 0, "sigmoid": 1, "relu": 2, "sparsemax": 3, "entmax15": 4, "entmax": 5}
 _PADDING = 80  # of diagonals: tiles read past the ends, never using what they read
 _PACKED = struct.Struct("105q3d")
 
 
-def refuses(problem: Problem) -> str | None:
-    """Why a problem is not for the compiled kernels, or None."""
-    query, value = problem.query, problem.value
+def refuses(call: Call) -> str | None:
+    """Why a call of built-ins is not for the compiled kernels, or None."""
+    if call.query.device.type != "cpu":
+        return "compiled for the CPU"
     if _library.library() is None:
         return _library.reason()
-    if query.device.type != "cpu":
-        return "compiled for the CPU"
-    if query.dtype not in _KINDS:
-        return f"float32, bfloat16 and float16 only, not {str(query.dtype).removeprefix('torch.')}"
-    if query.shape[3] > WIDEST or value.shape[3] > WIDEST:
-        return f"widths of at most {WIDEST}"
-    if problem.score not in _SCORES:
-        return f"no {problem.score} scores"
-    if problem.normalize not in _NORMALIZERS:
-        return f"no {problem.normalize}"
+    if call.query.dtype not in _KINDS:
+        return f"not for {str(call.query.dtype).removeprefix('torch.')}: float32, bfloat16 and float16 only"
+    widest = max(call.query.shape[3], call.key.shape[3] + isinstance(call.score, Concat), call.value.shape[3])
+    if widest > WIDEST:
+        return f"widths of at most {WIDEST}, not {widest}"
+    if isinstance(call.score, Distance):
+        return "distances are computed from differences"
+    if type(call.normalize) not in _NORMALIZERS:
+        return f"not for {type(call.normalize).__name__}"
     return None
+
+
+def foreign(rows: Tensor) -> Tensor:
+    """Row numbers of another kernel, marked so that ``backward`` hands over too."""
+    return rows.neg_() if rows.shape[0] == 2 else rows
 
 
 def forward(problem: Problem) -> tuple[Tensor, Tensor, Tensor] | None:
     """Output, log-sum-exp and row numbers as ``tiled.forward`` gives them; None where something is not finite."""
+    dtype = problem.value.dtype
+    problem = _one_dtype(problem)
     B, H, Tq, _ = problem.query.shape
-    Dv, like = problem.value.shape[-1], problem.query
+    Dv = problem.value.shape[-1]
     numbers = 2 if problem.rows_wanted and problem.normalize == "softmax" else 0
     output = torch.empty(B, H, Tq, Dv, dtype=problem.value.dtype)
     lse = torch.empty((B, H, Tq) if numbers else (0,), dtype=torch.float32)
     rows = torch.empty(numbers, B, H, Tq, dtype=torch.float32)
     if not output.numel() and not numbers:
-        return output, lse, rows
+        return output.to(dtype), lse, rows
     held: list[Tensor] = []
     last = [output.data_ptr(), lse.data_ptr() if numbers else 0, rows.data_ptr() if numbers else 0]
     if _call(_FORWARD, problem, held, last):
-        return output, lse, rows
+        return output.to(dtype), lse, rows
     return None
 
 
+def _one_dtype(problem: Problem) -> Problem:
+    """What was transformed before it came here is in float32: so is the rest, then."""
+    if problem.query.dtype == problem.key.dtype == problem.value.dtype:
+        return problem
+    query, key, value = (x.float() for x in (problem.query, problem.key, problem.value))
+    return problem._replace(query=query, key=key, value=value)
+
+
 def backward(
-    grad_output: Tensor,
+    grad_output: Tensor | None,
     grad_lse: Tensor | None,
-    output: Tensor,
+    output: Tensor | None,
     rows: Tensor,
     problem: Problem,
     needs: list[bool],
@@ -77,6 +95,12 @@ def backward(
     wanted = [name for name, need in zip(DIFFERENTIABLE, needs, strict=True) if need]
     if "scale" in wanted and not bool(problem.scale.all()):  # type: ignore[union-attr]
         return None
+    given, problem = problem, _one_dtype(problem)
+    dtype = problem.value.dtype
+    if grad_output is None:
+        grad_output = torch.zeros(*problem.query.shape[:3], problem.value.shape[-1], dtype=dtype)
+    grad_output = grad_output.to(dtype)
+    output = grad_output if output is None else output.to(dtype)
     room = _Room(problem, wanted)
     held: list[Tensor] = []
     last = [0, 0, rows.data_ptr() if rows.numel() else 0]
@@ -85,7 +109,7 @@ def backward(
     if not _call(_BACKWARD, problem, held, last + room.numbers()):
         return None
     found = room.gradients(grad_output, grad_lse, output, rows)
-    return [found[name].to(getattr(problem, name).dtype) for name in wanted]
+    return [found[name].to(getattr(given, name).dtype) for name in wanted]
 
 
 class _Room:
@@ -165,7 +189,8 @@ def _sink_gradient(
     share = share.masked_fill(total == 0, 0.0)
     mean = torch.linalg.vecdot(grad_output.float(), output.float())
     change = -mean if grad_lse is None else grad_lse - mean
-    return (change * share).sum(-1).sum_to_size(sink.shape)
+    total_change: Tensor = (change * share).sum(-1)
+    return total_change.sum_to_size(sink.shape)
 
 
 def _padded(width: int) -> int:
@@ -206,7 +231,7 @@ def _numbers(problem: Problem, held: list[Tensor]) -> list[int]:
     runs = len(problem.bounds) // 2 if problem.masked else 0
     bounds = [*problem.bounds, UNLIMITED, UNLIMITED][:4]
     found = [B, H, Hkv, Tq, Tk, D, Dv]
-    found += [_KINDS[query.dtype], _SCORES[problem.score], _NORMALIZERS[problem.normalize], _library.threads()]
+    found += [_KINDS[query.dtype], _SCORES[problem.score], _NUMBERS[problem.normalize], _library.threads()]
     for rows in (query, key, value):
         found += _rows(rows, held)
     for by_head in (problem.scale, problem.weight, problem.sink, problem.alpha, problem.shift):

@@ -30,6 +30,7 @@ class Problem(NamedTuple):
     normalize: "softmax", "sparsemax", "entmax15", "entmax", "sigmoid" or "relu".
     dense: True may attend, unless negated.
     bounds: left and right of each run, UNLIMITED where there is none; start, stop: (B|1, H|1, Tq|1).
+    kernel: "native" or "tiled", the one that the planner chose; native hands over what is not finite.
     """
 
     query: Tensor
@@ -59,6 +60,7 @@ class Problem(NamedTuple):
     softcap: float
     dropout_p: float
     rows_wanted: bool
+    kernel: str = "tiled"
 
     @property
     def frame(self) -> Frame:
@@ -87,7 +89,7 @@ def _limit(bound: int) -> int | None:
     return None if bound == UNLIMITED else bound
 
 
-def lower(call: Call, rows_wanted: bool) -> Problem:
+def lower(call: Call, rows_wanted: bool, kernel: str = "tiled") -> Problem:
     """A checked call of built-ins, lowered. Nothing here depends on values inside tensors that need a gradient."""
     visible = _runs.lower(call.mask, call.frame, call.offset)
     strided, diagonal = biases.lower(call.bias, call.frame, call.offset)
@@ -117,6 +119,7 @@ def lower(call: Call, rows_wanted: bool) -> Problem:
         offset=0 if isinstance(call.offset, Tensor) else call.offset,
         dropout_p=call.dropout_p,
         rows_wanted=rows_wanted,
+        kernel=kernel,
     )
 
 
