@@ -590,11 +590,12 @@ def test_plan_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert "Hkv 2" in capsys.readouterr().out
 
 
-def test_the_page_shows_what_comes_out() -> None:
+def test_the_page_shows_what_comes_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     page = (Path(__file__).parents[2] / "docs" / "explain.md").read_text("utf-8")
     blocks = re.findall(r"^```(\w*)\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     code = [body for kind, body in blocks if kind == "python"]
-    assert len(code) == 2
+    assert len(code) == 3
     namespace: dict[str, object] = {}
     for body in code:
         exec(body, namespace)
