@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ _KERNELS = {
     "memory_efficient_attention": "xformers",
     "flex_attention(": "FlexAttention",
 }
+_CALLS = ("scaled_dot_product_attention", "multi_head_attention_forward(", "ALL_ATTENTION_FUNCTIONS")
 _DISPATCH = ("ALL_ATTENTION_FUNCTIONS", "attention_interface")
 
 
@@ -65,16 +67,12 @@ def _attends(module: nn.Module) -> bool:
     if type(module).__module__.startswith("torch.nn."):
         return False
     source = _source(type(module))
-    calls = "scaled_dot_product_attention" in source or any(
-        word in source for word in (*_DISPATCH, *_KERNELS)
-    )
     named = bool(_NAMED.search(type(module).__name__))
-    if named and (calls or _WRITTEN.search(source)):
+    if any(word in source for word in _CALLS):
         return True
-    if calls and not named:
-        return "scaled_dot_product_attention" in source or _DISPATCH[0] in source
-    # A name without evidence: the class of a compiled extension, or a container whose parts were found.
-    return named and not source and not any(_attends(part) for part in module.children())
+    if not named or any(_attends(part) for part in module.modules() if part is not module):
+        return False  # a container of what attends
+    return not source or any(word in source for word in _KERNELS) or bool(_WRITTEN.search(source))
 
 
 def _own(module: nn.Module) -> bool:
@@ -85,6 +83,7 @@ def _own(module: nn.Module) -> bool:
     return isinstance(module, (Heads, StepAttention, MultiheadAttention))
 
 
+@cache
 def _source(kind: type) -> str:
     """The source of a class and its bases, up to torch's own; "" where there is none."""
     found = []
@@ -129,6 +128,13 @@ def _verdict(model: nn.Module, module: nn.Module) -> tuple[str, str, str, str]:
         if sign in source and "scaled_dot_product_attention" not in source and not _WRITTEN.search(source):
             fix = "use a version of the module that calls F.scaled_dot_product_attention"
             return library, "nothing", f"it calls a kernel of {library}, which hands out no weights", fix
+    if "multi_head_attention_forward" in source:
+        return (
+            "multi_head_attention_forward",
+            "everything",
+            "it calls torch's function, which is looked into",
+            "",
+        )
     if "scaled_dot_product_attention" in source:
         return "sdpa", "everything", "it calls F.scaled_dot_product_attention", ""
     if _WRITTEN.search(source):

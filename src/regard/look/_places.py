@@ -6,6 +6,7 @@ import inspect
 import re
 import threading
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
@@ -78,8 +79,15 @@ class Places:
 
 
 def _positional(module: nn.Module) -> tuple[str, ...]:
+    """The names of forward's arguments, without self."""
+    bound = getattr(module.forward, "__func__", None)
+    return _names(module.forward) if bound is None else _names(bound)[1:]
+
+
+@cache
+def _names(function: Callable[..., Any]) -> tuple[str, ...]:
     try:
-        return tuple(inspect.signature(module.forward).parameters)
+        return tuple(inspect.signature(function).parameters)
     except (TypeError, ValueError):  # a forward written in C has no signature
         return ()
 

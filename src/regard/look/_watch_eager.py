@@ -7,6 +7,7 @@ Nothing of the model is replaced, and nothing is kept that the model itself has 
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -56,13 +57,14 @@ _NAMES = frozenset(
     )
 )
 _ROWS_CHECKED = 8
+_MOST_CHAINS = 8
 
 
 @dataclass
 class _Scores:
     """Scores on their way to a softmax: `now` is query key^T as it has become, and what was done to it."""
 
-    now: Tensor
+    now: weakref.ref[Tensor]
     query: Tensor
     key: Tensor
     depth: int
@@ -72,9 +74,12 @@ class _Scores:
     sink: Tensor | None = None
     heads: tuple[int, int] | None = None
     known: bool = True
+    shifted: bool = False
+    dtype: torch.dtype = torch.float32
 
     def become(self, now: Tensor) -> None:
-        self.now = now
+        self.now = weakref.ref(now)
+        self.dtype = now.dtype
         if now.dim() == 4:
             self.heads = (int(now.shape[0]), int(now.shape[1]))
 
@@ -86,7 +91,7 @@ class _Weights:
     now: Tensor
     weights: Tensor
     scores: _Scores | None
-    raw: tuple[Tensor, int]
+    lse: Tensor | None
     depth: int
     dropout_p: float = 0.0
 
@@ -96,14 +101,13 @@ class Followed:
 
     def __init__(self, places: Places) -> None:
         self._places = places
-        self._scores: _Scores | None = None
+        self._scores: list[_Scores] = []
         self._weights: _Weights | None = None
 
     def module_left(self) -> None:
         """Let go of what began in a module that has ended."""
         depth = len(self._places.stack)
-        if self._scores is not None and depth <= self._scores.depth:
-            self._scores = None
+        self._scores = [scores for scores in self._scores if depth > scores.depth]
         if self._weights is not None and depth <= self._weights.depth:
             self._weights = None
 
@@ -114,13 +118,25 @@ class Followed:
             return None
         if name in _PRODUCTS:
             return self._product(name, args, kwargs, result)
-        weights, scores = self._weights, self._scores
+        weights = self._weights
         if weights is not None and args[0] is weights.now:
             _follow_weights(weights, name, args, kwargs, result)
         elif name == "softmax":
             self._softmax(args, kwargs, result)
-        elif scores is not None:
-            _follow_scores(scores, name, args, kwargs, result)
+        elif self._scores:
+            parts = args[0] if name in ("cat", "concat") else args
+            scores = self._of(parts)
+            if scores is not None:
+                _follow_scores(scores, name, parts, kwargs, result)
+        return None
+
+    def _of(self, tensors: Any) -> _Scores | None:
+        """The scores that one of these tensors is, the first of them."""
+        for tensor in tensors:
+            if isinstance(tensor, Tensor):
+                for scores in reversed(self._scores):
+                    if scores.now() is tensor:
+                        return scores
         return None
 
     def _product(self, name: str, args: tuple[Any, ...], kwargs: Any, result: Tensor) -> Seen | None:
@@ -128,46 +144,39 @@ class Followed:
         if made is None:
             return None
         if self._weights is not None and made.left is self._weights.now:
-            weights, self._weights, self._scores = self._weights, None, None
+            weights, self._weights, self._scores = self._weights, None, []
             mixed = made.mixed()
             return None if mixed is None else _seen(weights, *mixed, self._places.current.module)
         scored = made.scored()
         if scored is not None:
             query, key = scored
-            self._scores = _Scores(result, query, key, len(self._places.stack), made.alpha)
-            self._scores.become(result)
+            scores = _Scores(weakref.ref(result), query, key, len(self._places.stack), made.alpha)
+            scores.become(result)
             if made.added is not None:
-                self._scores.bias.append(made.added)
+                scores.bias.append(made.added)
+            self._scores = [*self._scores[1 - _MOST_CHAINS :], scores]
         return None
 
     def _softmax(self, args: tuple[Any, ...], kwargs: Any, result: Tensor) -> None:
         dim = args[1] if len(args) > 1 else kwargs.get("dim")
         if dim not in (-1, result.dim() - 1):
             return
-        source, scores = args[0], self._scores
-        scores = scores if scores is not None and scores.now is source else None
+        scores = self._of(args[:1])
         if result.dim() < (2 if scores is not None else 3) or result.dim() > 4:
             return
         inside = isinstance(self._places.current.module, nn.Softmax)
         depth = scores.depth if scores is not None else len(self._places.stack) - inside
-        self._weights = _Weights(
-            result, result, scores, (source, source._version if _versioned(source) else 0), depth
-        )
+        lse = None if scores is None or scores.shifted else _log_sum_exp(args[0].detach())
+        self._weights = _Weights(result, result, scores, lse, depth)
 
 
-def _versioned(tensor: Tensor) -> bool:
-    return not tensor.is_inference()
-
-
-def _other(args: tuple[Any, ...], now: Tensor) -> Any:
+def _other(args: Any, now: Tensor) -> Any:
     return args[1] if len(args) > 1 and args[0] is now else args[0]
 
 
-def _follow_scores(scores: _Scores, name: str, args: tuple[Any, ...], kwargs: Any, result: Tensor) -> None:
-    now = scores.now
-    parts = args[0] if name in ("cat", "concat") else args
-    if not any(part is now for part in parts if isinstance(part, Tensor)):
-        return
+def _follow_scores(scores: _Scores, name: str, args: Any, kwargs: Any, result: Tensor) -> None:
+    now = scores.now()
+    assert now is not None
     if name in (*_TIMES, *_OVER):
         _scaled(scores, _other(args, now), name in _OVER)
     elif name in ("tanh", "tanh_"):
@@ -181,7 +190,7 @@ def _follow_scores(scores: _Scores, name: str, args: tuple[Any, ...], kwargs: An
         chosen = len(args) > 2 and args[1] is now
         _blocked(scores, ~args[0] if chosen else None, args[2] if chosen else None)
     elif name in ("cat", "concat"):
-        _with_sink(scores, parts)
+        _with_sink(scores, args)
     elif name not in (*_SAME_SHAPE, *_SHAPES):
         scores.known = False
     scores.become(result)
@@ -190,16 +199,19 @@ def _follow_scores(scores: _Scores, name: str, args: tuple[Any, ...], kwargs: An
 def _scaled(scores: _Scores, factor: Any, over: bool) -> None:
     if isinstance(factor, Tensor) and factor.numel() == 1:
         factor = factor.item()
-    if scores.bias or not isinstance(factor, (int, float)) or not factor:
+    if not isinstance(factor, (int, float)) or not factor:
         scores.known = False
         return
-    scores.scale = scores.scale / factor if over else scores.scale * factor
+    factor = 1.0 / factor if over else factor
+    scores.scale = scores.scale * factor
+    scores.bias = [bias * factor for bias in scores.bias]
 
 
 def _added(scores: _Scores, other: Any, sign: float) -> None:
     if not isinstance(other, Tensor) or other.shape[-1:] == (1,):
-        return  # the same for all keys of a row: weights stay what they are
-    bias = other.detach() if other.is_floating_point() else other.detach().to(scores.now.dtype)
+        scores.shifted = True  # the same for all keys of a row: weights stay what they are
+        return
+    bias = other.detach() if other.is_floating_point() else other.detach().to(scores.dtype)
     scores.bias.append(bias if sign > 0 else -bias)
 
 
@@ -213,7 +225,7 @@ def _blocked(scores: _Scores, mask: Any, value: Any) -> None:
     ):
         scores.known = False
         return
-    zeros = torch.zeros(mask.shape, dtype=scores.now.dtype, device=mask.device)
+    zeros = torch.zeros(mask.shape, dtype=scores.dtype, device=mask.device)
     scores.bias.append(zeros.masked_fill_(mask, value))
 
 
@@ -248,15 +260,14 @@ def _seen(found: _Weights, value: Tensor, output: Tensor, module: nn.Module | No
     seen.dtype = value.dtype
     if scores is None:
         return seen
-    source, version = found.raw
-    if not _versioned(source) or source._version == version:
-        seen.lse = _log_sum_exp(source.detach(), B, H)
+    if found.lse is not None:
+        seen.lse = found.lse.reshape(B, H, -1)
     query, key = (tensor.detach() for tensor in (scores.query, scores.key))
     if query.numel() // max(1, query.shape[-1]) != B * H * weights.shape[-2] or not scores.known:
         return seen
     query = query.reshape(B, H, *query.shape[-2:])
     key = key.reshape(B, -1, *key.shape[-2:])
-    return _described(seen, scores, query, _ungrouped(key, module), _ungrouped(value, module))
+    return _described(seen, scores, query, ungrouped(key, module), ungrouped(value, module))
 
 
 def _leading(weights: Tensor, scores: _Scores | None) -> tuple[int, int]:
@@ -270,12 +281,15 @@ def _leading(weights: Tensor, scores: _Scores | None) -> tuple[int, int]:
     return int(weights.shape[0]), 1
 
 
-def _log_sum_exp(scores: Tensor, B: int, H: int) -> Tensor:
-    rows = [torch.logsumexp(row.float(), -1) for row in scores.reshape(B * H, *scores.shape[-2:])]
-    return torch.stack(rows).reshape(B, H, -1) if rows else scores.new_zeros(B, H, scores.shape[-2]).float()
+def _log_sum_exp(scores: Tensor) -> Tensor:
+    """(..., Tq), one map at a time: what is computed on the way is as large as the scores."""
+    maps = [torch.logsumexp(one.float(), -1) for one in scores.flatten(0, -3)] if scores.dim() > 2 else []
+    if not maps:
+        return torch.logsumexp(scores.float(), -1)
+    return torch.stack(maps).reshape(scores.shape[:-1])
 
 
-def _ungrouped(key: Tensor, module: nn.Module | None) -> Tensor:
+def ungrouped(key: Tensor, module: nn.Module | None) -> Tensor:
     """Heads that transformers repeats for groups of queries, once each."""
     groups = getattr(module, "num_key_value_groups", 1)
     if (

@@ -23,11 +23,12 @@ class Products(NamedTuple):
         if name == "einsum":
             return _of_einsum(args, result)
         if name == "baddbmm":
-            if len(args) < 3:
+            left, right = (kwargs.get(f"batch{n}", args[n] if len(args) > n else None) for n in (1, 2))
+            if left is None or right is None:
                 return None
             beta, alpha = kwargs.get("beta", 1), kwargs.get("alpha", 1)
             added = None if beta == 0 else args[0] * beta
-            return Products(args[1], args[2], result, float(alpha), added)
+            return Products(left, right, result, float(alpha), added)
         if len(args) < 2 or not all(isinstance(arg, Tensor) and arg.dim() >= 2 for arg in args[:2]):
             return None
         return Products(args[0], args[1], result)

@@ -16,7 +16,7 @@ from regard._call import prepare
 from regard._frame import coordinates
 from regard.look._places import Layers, Place, Places
 from regard.look._record import Record, Site, Sizes
-from regard.look._watch_eager import Followed
+from regard.look._watch_eager import Followed, ungrouped
 from regard.look._watch_keep import Keep
 from regard.look._watch_pool import Pool
 from regard.look._watch_seen import NotSeen, Seen, of_multihead, of_own, of_sdpa
@@ -100,6 +100,8 @@ class Watcher(TorchFunctionMode):
         runs, forward = self._runs.setdefault(place.name, []), self._places.forwards
         run = runs[-1] if runs else None
         self._share_mask(seen)
+        if seen.implementation == "sdpa" and seen.key is not None and seen.value is not None:
+            seen.key, seen.value = (ungrouped(tensor, place.module) for tensor in (seen.key, seen.value))
         site = self._site(seen, place, run)
         shift = None if run is None else run.shift_of(site, forward, self._going_on == forward)
         wants = self._keep.wants(site.layer)
