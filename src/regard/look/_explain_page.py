@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from html import escape
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
@@ -14,7 +14,8 @@ from regard.look import _explain_text as plain
 if TYPE_CHECKING:
     from regard.look._explain_step import Explanation, Step
 
-_MOST_COLUMNS = 18
+_MOST_COLUMNS, _CUT_COLUMNS = 18, 8  # of a row that is shown whole; of a longer one
+_MOST_WORDS = 200
 
 _STYLE = """
 :root { color-scheme: light dark; --line: #d5d9e0; --bar: #2c6fbb; --good: #1a6b3c; --bad: #b3261e; --soft: #5b6472; }
@@ -29,7 +30,8 @@ code, td.number { font-family: ui-monospace, monospace; font-size: .85rem; }
 th, td { padding: .1rem .6rem; border-bottom: 1px solid var(--line); text-align: start; }
 td.number { text-align: end; font-variant-numeric: tabular-nums; }
 td.bar { width: 16rem; } td.bar i { display: block; height: .7rem; background: var(--bar); forced-color-adjust: none; }
-p { margin: .25rem 0; } .note { color: var(--soft); }
+.words span { display: inline-block; border: 1px solid var(--line); border-radius: .25rem; padding: 0 .4rem; }
+td { white-space: nowrap; } p { margin: .25rem 0; } .note { color: var(--soft); }
 .good { color: var(--good); } .bad { color: var(--bad); font-weight: bold; }
 """
 
@@ -74,7 +76,7 @@ def _token(text: str) -> str:
 
 def _numbers(step: Step, kept: Sequence[int] | None) -> str:
     if step.numbers is None:
-        return "".join(f"<p>{_token(line)}</p>" for line in plain.words(step.text))
+        return _words(step.text)
     if step.numbers.ndim == 1 and step.columns:
         return _table(_over_keys(step, step.numbers, kept))
     if step.numbers.ndim == 1:
@@ -84,8 +86,20 @@ def _numbers(step: Step, kept: Sequence[int] | None) -> str:
     return _table(_matrix(step, step.numbers, kept))
 
 
+def _words(value: Any) -> str:
+    """Text as a paragraph, tokens side by side, a vocabulary as what it maps to what."""
+    if isinstance(value, str):
+        return f"<p>{_token(value)}</p>"
+    entries = (
+        [f"{name}: {entry}" for name, entry in value.items()] if isinstance(value, Mapping) else list(value)
+    )
+    shown = "".join(f"<span>{_token(str(entry))}</span> " for entry in entries[:_MOST_WORDS])
+    more = f"… {len(entries) - _MOST_WORDS} more" if len(entries) > _MOST_WORDS else ""
+    return f'<p class="words">{shown}{more}</p>'
+
+
 def _table(rows: Iterator[str]) -> str:
-    return f'<div class="scroll"><table>{"".join(rows)}</table></div>'
+    return f'<div class="scroll" tabindex="0" role="group"><table>{"".join(rows)}</table></div>'
 
 
 def _over_keys(step: Step, numbers: Tensor, kept: Sequence[int] | None) -> Iterator[str]:
@@ -105,7 +119,7 @@ def _over_keys(step: Step, numbers: Tensor, kept: Sequence[int] | None) -> Itera
 def _matrix(step: Step, numbers: Tensor, kept: Sequence[int] | None) -> Iterator[str]:
     count, width = numbers.shape
     places = _rows(count, kept)
-    most = min(width, _MOST_COLUMNS)
+    most = width if width <= _MOST_COLUMNS else _CUT_COLUMNS
     if step.columns:
         yield "<tr><th><th>" + "".join(f"<th>{_token(name)}" for name in step.columns[:most]) + "</tr>"
     for place in places:
