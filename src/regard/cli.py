@@ -20,23 +20,92 @@ app = typer.Typer(
 )
 
 
+_Json = Annotated[bool, typer.Option("--json", help="Print JSON for other programs instead of a drawing.")]
+_Redact = Annotated[bool, typer.Option("--redact", help="Mask the text; weights and lengths stay.")]
+_Layer = Annotated[int | None, typer.Option(help="The layer to show in full, counted from 0.")]
+_Head = Annotated[int | None, typer.Option(help="The head to show in full, counted from 0.")]
+_Model = Annotated[str, typer.Option(help="A fetched model, a local transformers folder, or a cached name.")]
+_Text = Annotated[str | None, typer.Option(help="The same, as an option.")]
+_File = Annotated[Path | None, typer.Option(help="A UTF-8 text file; - reads standard input.")]
+
+
 @app.command()
 def look(
     sentence: Annotated[str | None, typer.Argument(help="The text to look at, in quotes.")] = None,
-    text: Annotated[str | None, typer.Option(help="The same, as an option.")] = None,
-    file: Annotated[
-        Path | None, typer.Option(help="A UTF-8 text file to look at; - reads standard input.")
+    text: _Text = None,
+    file: _File = None,
+    image: Annotated[Path | None, typer.Option(help="An image, for a model that sees.")] = None,
+    record: Annotated[Path | None, typer.Option(help="A saved record, instead of running a model.")] = None,
+    target: Annotated[
+        str | None, typer.Option(help="What a translating model is to have written: shows cross-attention.")
     ] = None,
-    model: Annotated[str, typer.Option(help="A fetched model, or a local transformers folder.")] = "minilm",
-    layer: Annotated[int | None, typer.Option(help="The layer to show in full, counted from 0.")] = None,
-    head: Annotated[int | None, typer.Option(help="The head to show in full, counted from 0.")] = None,
-    out: Annotated[Path, typer.Option(help="The folder for the page and the record.")] = Path("regard-out"),
+    model: _Model = "minilm",
+    layer: _Layer = None,
+    head: _Head = None,
+    layers: Annotated[str | None, typer.Option(help="Keep the weights of these alone: 0,2-4.")] = None,
+    heads: Annotated[str | None, typer.Option(help="Keep the weights of these alone: 0,2-4.")] = None,
+    tokens: Annotated[str | None, typer.Option(help="Show these tokens: 3,7-9, or the text of one.")] = None,
+    unit: Annotated[
+        str | None, typer.Option(help="Merge tokens to word, sentence or line; rows still sum to 1.")
+    ] = None,
+    out: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="A folder (regard-out), or a .html .svg .png .csv .parquet .npz .json file; repeatable."
+        ),
+    ] = None,
+    redact: _Redact = False,
+    as_json: _Json = False,
 ) -> None:
     """Show which tokens attend to which, in every head, and write a page and a record of it."""
     from regard.look import _command
 
-    source = _command.text_from(sentence, text, file)
-    _command.look(source, model=model, layer=layer, head=head, out=out)
+    source = _command.source_from(sentence, text, file, image=image, record=record)
+    outs = out if out is not None else [] if as_json else [Path("regard-out")]
+    _command.look(
+        source,
+        model=model,
+        image=image,
+        record=record,
+        target=target,
+        unit=unit,
+        layer=layer,
+        head=head,
+        layers=layers,
+        heads=heads,
+        tokens=tokens,
+        outs=outs,
+        hidden=redact,
+        as_json=as_json,
+    )
+
+
+@app.command()
+def compare(
+    texts: Annotated[list[str] | None, typer.Argument(help="Two texts; or one, with --other-model.")] = None,
+    model: _Model = "minilm",
+    other_model: Annotated[str | None, typer.Option(help="The second model, for one text.")] = None,
+    record: Annotated[list[Path] | None, typer.Option(help="A saved record; give it twice.")] = None,
+    layer: _Layer = None,
+    head: _Head = None,
+    out: Annotated[list[Path] | None, typer.Option(help="A folder, or a .html, .svg or .png file.")] = None,
+    redact: _Redact = False,
+    as_json: _Json = False,
+) -> None:
+    """Show what changes from one text, model or record to another: how far each head moved, and where."""
+    from regard.look import _compare_command
+
+    _compare_command.compare(
+        texts or [],
+        model=model,
+        other_model=other_model,
+        records=record or [],
+        layer=layer,
+        head=head,
+        outs=out or [],
+        hidden=redact,
+        as_json=as_json,
+    )
 
 
 @app.command()
@@ -51,16 +120,29 @@ def fetch(
 
 
 @app.command()
-def doctor() -> None:
-    """Say what is installed, and which kernels can run and why the others cannot."""
+def doctor(
+    model: Annotated[
+        str | None, typer.Argument(help="A model to look over: fetched, a folder, or a cached name.")
+    ] = None,
+    as_json: _Json = False,
+) -> None:
+    """Say what is installed and which kernels run; or, of a model, where attention is and what can be seen there."""
+    if model is not None:
+        from regard.look import _doctor_view
+
+        _doctor_view.show(model, as_json=as_json)
+        return
     from regard.look import _doctor
 
-    _doctor.show()
+    _doctor.show(as_json=as_json)
 
 
 @app.command()
 def explain(
     sentence: Annotated[str | None, typer.Argument(help="The text to explain, in quotes.")] = None,
+    text: _Text = None,
+    file: _File = None,
+    target: Annotated[str | None, typer.Option(help="What a translating model is to have written.")] = None,
     example: Annotated[
         str | None, typer.Option(help="life-is-short, life-is-short-heads, life-is-short-cross or karina.")
     ] = None,
@@ -82,12 +164,14 @@ def explain(
         str | None, typer.Option(help="softmax, sparsemax, entmax15, sigmoid, relu.")
     ] = None,
     bias: Annotated[str | None, typer.Option(help="alibi, relative:REACH.")] = None,
+    out: Annotated[list[Path] | None, typer.Option(help="A .html, .md or .txt file; repeatable.")] = None,
 ) -> None:
     """Work one attention out step by step, with every number, and check each of them."""
     given = dict(locals())
     from regard.look import _explain_command
 
-    _explain_command.show(_explain_command.explain(given))
+    outs = given.pop("out") or []
+    _explain_command.show(_explain_command.explain(given), outs)
 
 
 @app.command()

@@ -1,34 +1,83 @@
-"""What the commands `look` and `fetch` do."""
+"""What the commands `look` and `fetch` do, and where the text of a command comes from."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from regard import _fetch
-from regard.look import html, terminal
-from regard.look._files import require_writable, write_all
-from regard.look._model import load_model, record_of
-from regard.look._patterns import pick
+from regard.look import _look_out, _terminal_json, terminal
+from regard.look._look_choices import numbers, places
+from regard.look._look_run import made
+from regard.look._merge import merged
+from regard.look._opening import opening
+from regard.look._redact import redact
+from regard.look._shown import shown
 
 _LONGEST_FILE = 10_000_000
 
 
-def look(text: str, *, model: str, layer: int | None, head: int | None, out: Path) -> None:
-    """Run the model on the text, write the page and the record into `out`, and show them in the terminal."""
-    require_writable(out)
-    record = record_of(load_model(model), text)
-    layer, head = pick(record, layer, head)
-    files = {
-        out / "attention.html": html.page(record, layer, head).encode(),
-        **record.files(out / "attention"),
-    }
-    write_all(files)
-    console = terminal.console()
-    terminal.show(record, layer, head, console)
-    console.print(
-        "written: " + ", ".join(str(path) for path in files), markup=False, highlight=False, soft_wrap=True
+def look(
+    text: str | None,
+    *,
+    model: str,
+    image: Path | None,
+    record: Path | None,
+    target: str | None,
+    unit: str | None,
+    layer: int | None,
+    head: int | None,
+    layers: str | None,
+    heads: str | None,
+    tokens: str | None,
+    outs: Sequence[Path],
+    hidden: bool,
+    as_json: bool,
+) -> None:
+    """Run the model on the text or the image, or load a record, write what was asked for, and show it."""
+    _look_out.check(outs)
+    chosen = {name: numbers(f"--{name}", given) for name, given in (("layers", layers), ("heads", heads))}
+    source = made(model=model, text=text, image=image, record=record, target=target, **chosen)
+    if unit is not None:
+        source = merged(source, unit)
+    if hidden:
+        source = redact(source)
+    sites = shown(source)
+    layer, head = opening(sites, _only(layer, chosen["layers"]), _only(head, chosen["heads"]))
+    asked = places(tokens, sites[layer].queries, sites[layer].Tq)
+    written = _look_out.write(
+        source,
+        outs,
+        (layer, head, asked[0] if asked else None),
+        layers=chosen["layers"],
+        heads=chosen["heads"],
     )
+    if as_json:
+        print(_terminal_json.document(source, layer, head, asked))
+        return
+    console = terminal.console()
+    terminal.show(source, layer, head, console, asked)
+    files = ", ".join(str(path) for path in written)
+    console.print(f"written: {files}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _only(one: int | None, chosen: Sequence[int] | None) -> int | None:
+    """The one to show in full: the one asked for, else the one that alone was kept."""
+    return chosen[0] if one is None and chosen is not None and len(chosen) == 1 else one
+
+
+def source_from(
+    sentence: str | None, text: str | None, file: Path | None, *, image: Path | None, record: Path | None
+) -> str | None:
+    """The text to look at, None where an image or a saved record is looked at. ValueError for more than one source."""
+    if image is None and record is None:
+        return text_from(sentence, text, file)
+    if any(given is not None for given in (sentence, text, file)) or (
+        image is not None and record is not None
+    ):
+        raise ValueError("give one of these: a text, --image FILE, or --record FILE")
+    return None
 
 
 def text_from(sentence: str | None, text: str | None, file: Path | None) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import platform
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
@@ -12,8 +13,11 @@ from regard import _fetch
 from regard.kernels import _library
 
 
-def show() -> None:
-    """Print the findings, one a line."""
+def show(*, as_json: bool = False) -> None:
+    """Print the findings, one a line, or as JSON: a list of {"what", "found"}."""
+    if as_json:
+        print(json.dumps([{"what": name, "found": found} for name, found in findings()], indent=1))
+        return
     for name, found in findings():
         print(f"{name:<14}{found}")
 

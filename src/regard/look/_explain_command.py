@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -26,12 +28,18 @@ _OF_SENTENCE = (
 )
 
 
-def show(explanation: Explanation) -> None:
-    """Print it: in colour in a terminal, as plain text elsewhere. A step that disagrees ends with exit code 1."""
+def show(explanation: Explanation, outs: Sequence[Path] = ()) -> None:
+    """Print it: in colour in a terminal, as plain text elsewhere; and write it to `outs`, by their suffixes.
+
+    A step that disagrees ends with exit code 1.
+    """
+    written = [explanation.save(out) for out in outs]
     if sys.stdout.isatty():
         Console().print(explanation)
     else:
         print(explanation)
+    if written:
+        print("written: " + ", ".join(str(path) for path in written))
     if not explanation.agrees:
         raise SystemExit(1)
 
@@ -39,15 +47,15 @@ def show(explanation: Explanation) -> None:
 def explain(options: dict[str, Any]) -> Explanation:
     """The explanation of a text, of an example, or of a text in a model; an option of another kind is refused."""
     given = {name: value for name, value in options.items() if value is not None}
-    text, named, model = (given.pop(name, None) for name in ("sentence", "example", "model"))
+    text, named, model = _given_text(given), given.pop("example", None), given.pop("model", None)
     if named is not None:
         if text is not None or model is not None:
             raise ValueError("--example has its own sentence and numbers; leave out the text and --model")
-        _refuse(given, (*_OF_SENTENCE, "layer"), "--example")
+        _refuse(given, (*_OF_SENTENCE, "layer", "target"), "--example")
         return example(named, given.get("token"), given.get("head", 0))
     if text is None:
         raise ValueError('give a text: regard explain "a sentence", or --example life-is-short')
-    text, against = _text(text), given.get("against")
+    against = given.get("against")
     if against is not None:
         given["against"] = _text(against)
     if model is not None:
@@ -55,10 +63,23 @@ def explain(options: dict[str, Any]) -> Explanation:
 
         _refuse(given, _OF_SENTENCE, "--model")
         return of_model(
-            text, model, layer=given.get("layer"), head=given.get("head"), token=given.get("token")
+            text,
+            model,
+            layer=given.get("layer"),
+            head=given.get("head"),
+            token=given.get("token"),
+            target=given.get("target"),
         )
-    _refuse(given, ("layer",), "a text without --model")
+    _refuse(given, ("layer", "target"), "a text without --model")
     return _sentence(text, given)
+
+
+def _given_text(given: dict[str, Any]) -> str | None:
+    """The one text among the argument, --text and --file; None where there is none."""
+    from regard.look._command import text_from
+
+    sources = [given.pop(name, None) for name in ("sentence", "text", "file")]
+    return None if sources == [None] * 3 else text_from(*sources)
 
 
 def _text(text: str) -> str:

@@ -32,11 +32,16 @@ _PICTURE = 448
 
 
 def page(
-    source: Record | Difference, layer: int | None = None, head: int | None = None, *, budget: int = BUDGET
+    source: Record | Difference,
+    layer: int | None = None,
+    head: int | None = None,
+    *,
+    token: int | None = None,
+    budget: int = BUDGET,
 ) -> str:
     """One self-contained page about a record, or about the difference of two, opened on (layer, head).
 
-    By default on the most telling head, or the most changed one.
+    By default on the most telling head, or the most changed one, and there on `token`, by default the most telling.
 
     `layer` is the place of a site in the record. Weights are carried in 16 bits (to within 1/65535) while they are few,
     beyond that in 8 (along the square root, to within 0.004) beside the 8 largest of each row in 16. `budget`, in
@@ -48,8 +53,12 @@ def page(
     """
     record, sites, columns = sources(source)
     layer, head = opening(sites, layer, head)
+    if token is None:
+        token = telling_query(sites[layer], head)
+    elif not 0 <= token < sites[layer].Tq:
+        raise ValueError(f"page(token=): there are {sites[layer].Tq} tokens, counted from 0; got {token}")
     packer = Packer(budget, signed=is_signed(sites))
-    data = _data(record, sites, packer, (layer, head), columns)
+    data = _data(record, sites, packer, (layer, head, token), columns)
     style, script = _part("look.css"), _script()
     title = f"Attention: {visible(record.text)[:60]}" if record.text else f"Attention in {record.model}"
     text = "\n".join(visible(line) for line in record.text[:_TEXT_SHOWN].splitlines())
@@ -137,7 +146,7 @@ class _Tables:
 
 
 def _data(
-    record: Record, sites: list[Shown], packer: Packer, opened: tuple[int, int], columns: list[Column]
+    record: Record, sites: list[Shown], packer: Packer, opened: tuple[int, int, int], columns: list[Column]
 ) -> dict[str, Any]:
     chunk, sizes = _page_pack.thumbs(packer, sites)
     tables = _Tables(record, packer)
@@ -154,7 +163,7 @@ def _data(
         }
         for site, size in zip(sites, sizes, strict=True)
     ]
-    carried = _page_pack.heads(packer, sites, opened)
+    carried = _page_pack.heads(packer, sites, opened[:2])
     for site, one, parts in zip(sites, described, carried, strict=True):
         one["heads"] = [
             {**part, "said": site.said(head), "cells": [column.of(site, head) for column in columns]}
@@ -162,7 +171,7 @@ def _data(
         ]
     return {
         "text": record.text,
-        "opened": [*opened, telling_query(sites[opened[0]], opened[1])],
+        "opened": opened,
         "ramps": {"weight": _ramps.WEIGHT, "signed": _ramps.SIGNED},
         "signed": packer.signed,
         "sorted": 1 if packer.signed else -1,
