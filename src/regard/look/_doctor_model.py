@@ -84,7 +84,7 @@ def _own(module: nn.Module) -> bool:
 
 
 @cache
-def _source(kind: type) -> str:
+def _source(kind: Any) -> str:
     """The source of a class and its bases, up to torch's own; "" where there is none."""
     found = []
     for part in kind.__mro__:

@@ -24,7 +24,7 @@ def where(seen: Seen, place: Place, lengths: tuple[int, int], rows_before: int) 
     Tq, Tk = lengths
     if seen.crossed or place.crossed:
         return "cross", None
-    if seen.causal:
+    if seen.causal or seen.crossed is False:
         return "self", 0
     spoken = _spoken(seen)
     if spoken is not None:
