@@ -159,3 +159,8 @@ def test_colours_rise_in_lightness_for_every_eye():
 def test_png_writes_any_size():
     pixels = np.random.default_rng(0).integers(0, 256, (3, 5, 3), dtype=np.uint8)
     assert (pixels_of(png(pixels)) == pixels).all()
+
+
+def test_a_record_draws_itself(record):
+    assert record.figure(0, 1, scheme="dark") == figure(record, 0, 1, scheme="dark")
+    assert record.figure(overview=True).svg == figure(record, overview=True).svg

@@ -257,3 +257,8 @@ def test_two_records_compared(record):
         "largest loss",
     ]
     assert data["sites"][1]["heads"][1]["cells"][2:] == [0.75, 0.25]
+
+
+def test_a_record_shows_itself_in_a_notebook(record):
+    assert record._repr_html_() == html.notebook(record)
+    assert Record()._repr_html_() is None

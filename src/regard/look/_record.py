@@ -6,13 +6,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from regard.look import _record_statistics
 from regard.look._files import write_all
+
+if TYPE_CHECKING:
+    from regard.look.figure import Figure
 
 
 @dataclass(frozen=True)
@@ -313,6 +316,28 @@ class Record:
         """Raise ValueError where the tokens or the numbers of a site disagree with its lengths."""
         for site in self.sites:
             site.check()
+
+    def figure(
+        self,
+        layer: int | None = None,
+        head: int | None = None,
+        *,
+        overview: bool = False,
+        scheme: str = "light",
+    ) -> Figure:
+        """One head (by default the most telling), or all of them, as a figure: `.svg`, `.png()`, `.save(path)`.
+
+        See `regard.look.figure.figure`, which this calls. Raises ValueError for what the record does not hold.
+        """
+        from regard.look.figure import figure
+
+        return figure(self, layer, head, overview=overview, scheme=scheme)
+
+    def _repr_html_(self) -> str | None:
+        """The page in a frame, for notebooks; None (so that the plain words are shown) for a record of nothing."""
+        from regard.look import html
+
+        return html.notebook(self) if self.sites else None
 
     def save(self, path: str | Path) -> tuple[Path, Path]:
         """Write `path`.npz (numbers) and `path`.json (everything else), both or none. Raises OSError, ValueError."""
