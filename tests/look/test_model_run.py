@@ -166,6 +166,38 @@ def test_a_broken_image_processor(tmp_path: Path) -> None:
         load_model(str(folder))
 
 
+def test_a_model_of_both_takes_either(tmp_path: Path, picture: Path) -> None:
+    sizes = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 32}
+    ends = {"bos_token_id": 2, "eos_token_id": 3, "pad_token_id": 0}
+    text = {**sizes, **ends, "vocab_size": 120, "max_position_embeddings": 16}
+    config = hf.CLIPConfig(
+        text_config=text, vision_config={**sizes, "image_size": 32, "patch_size": 8}, projection_dim=8
+    )
+    folder = saved(tmp_path / "both", hf.CLIPModel(config), (32, 32))
+    bert_tokenizer().save_pretrained(folder)
+    loaded = load_model(str(folder))
+    seen = record_of_image(loaded, picture)
+    assert [site.query_grid for site in seen.sites] == [Grid(4, 4, leading=1)] * 2
+    read = record_of(loaded, "the cat")
+    assert [token.text for token in read.sites[0].query_tokens] == [
+        "[CLS]",
+        "the",
+        "cat",
+        "[SEP]",
+    ] and not read.notes
+    with pytest.raises(ValueError, match="reads at most 16; shorten it"):
+        record_of(loaded, "the cat " * 9)
+
+
+def test_an_image_of_too_many_patches_is_pooled(
+    tmp_path: Path, picture: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("regard.look._model_run.WEIGHT_BYTES", 1000)
+    record = record_of_image(load_model(str(saved(tmp_path / "model", vit(), (32, 48)))), picture)
+    assert all(site.whole is None and site.pooled is not None for site in record.sites)
+    assert any("maps pooled to" in note for note in record.notes)
+
+
 # ---------------------------------------------------------------------------- reading and writing
 
 

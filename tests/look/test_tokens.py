@@ -1,7 +1,8 @@
 """Tokens stand for characters of the text, whatever the script, and never for raw pieces of a vocabulary."""
 
 import pytest
-from tokenizers import processors
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+from transformers import PreTrainedTokenizerFast
 
 from regard.look._tokens import tokens_of, tokens_of_ids
 from tests.models import bert_tokenizer, byte_tokenizer
@@ -79,6 +80,23 @@ def test_two_texts_share_one_count_of_characters():
     inner = [token for token in tokens if not token.special]
     assert "".join(text[token.start : token.stop] for token in inner) == "thecatsaton"
     assert [token.special for token in tokens].count(True) == 3
+
+
+def test_the_blank_before_a_text_stands_for_nothing():
+    tokenizer = Tokenizer(
+        models.Unigram([("<unk>", 0.0), ("\u2581", -1.0), ("a", -1.0), ("b", -1.0)], unk_id=0)
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Metaspace()
+    _, tokens = tokens_of(PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>"), "a  bz")
+    assert [(token.text, token.start, token.stop) for token in tokens] == [
+        ("␣", 0, 0),
+        ("a", 0, 1),
+        ("␣", 1, 2),
+        ("␣", 2, 3),
+        ("b", 3, 4),
+        ("z", 4, 5),
+    ]
 
 
 class Slow:

@@ -42,9 +42,20 @@ def load_model(source: str) -> LoadedModel:
     _require_files(folder)
     model = _loaded(source, folder)
     title = _fetch.MODELS[source].title if source in _fetch.MODELS else _title(source, folder)
-    if (folder / "preprocessor_config.json").is_file() and not _has_tokenizer(folder):
-        return LoadedModel(title, model.eval(), processor=_image_processor(source, folder))
-    return LoadedModel(title, model.eval(), tokenizer=_tokenizer(source, folder))
+    sees, reads = _sees(folder), _has_tokenizer(folder)
+    loaded = LoadedModel(title, model.eval())
+    if reads or not sees:
+        loaded.tokenizer = _tokenizer(source, folder)
+    if sees and (not reads or importlib.util.find_spec("PIL") is not None):
+        loaded.processor = _image_processor(source, folder)
+    return loaded
+
+
+def _sees(folder: Path) -> bool:
+    """Whether the folder has a processor of images (one of sounds stands in a file of the same name)."""
+    file = folder / "preprocessor_config.json"
+    said = file.read_text("utf-8", errors="replace") if file.is_file() else ""
+    return "image" in said or bool(said and not _has_tokenizer(folder))
 
 
 def _title(source: str, folder: Path) -> str:

@@ -41,33 +41,48 @@ def record_of(
     ids, tokens = tokens_of(loaded.tokenizer, text)
     model: Any = loaded.model
     _require_length(loaded, len(ids), "the text")
-    kept = _keep(model.config, len(ids), keep, tokens)
     inputs = {"input_ids": torch.tensor([ids]), "attention_mask": torch.ones(1, len(ids), dtype=torch.long)}
     written: list[Token] = []
     if target is not None:
         inputs["decoder_input_ids"], written = _target(loaded, target, len(text) + 1)
+    # Groups of keys are counted at every site with as many keys, so both sides must not be as long.
+    grouped = tokens if len(written) != len(tokens) else ()
+    kept = _keep(_config_of(model), max(len(ids), len(written)), keep, grouped)
     reader = reader_of(loaded, target)
     with torch.no_grad(), watch(reader, keep=kept) as record:
         reader(**inputs)
     record.text, record.model = text if target is None else f"{text}\n{target}", loaded.name
-    if reader is not model:
+    if reader is not model and getattr(model.config, "is_encoder_decoder", False):
         record.notes.append("this model reads and writes; only the half that reads (the encoder) was run")
-    if keep is None and not kept.weights:
-        record.notes.append(
-            f"the weights of {len(ids)} tokens in every head would take too much memory: statistics, the {_TOPK} "
-            f"largest weights of each token, and maps pooled to {kept.pool} x {kept.pool} were kept"
-        )
+    _note_pooled(record, len(ids), keep, kept)
     _require_sites(loaded, record)
     _label(record, model, tokens, written)
     return record
 
 
+def _note_pooled(record: Record, length: int, asked: Keep | None, kept: Keep) -> None:
+    if asked is None and not kept.weights:
+        record.notes.append(
+            f"the weights of {length} tokens in every head would take too much memory: statistics, the {_TOPK} "
+            f"largest weights of each token, and maps pooled to {kept.pool} x {kept.pool} were kept"
+        )
+
+
 def reader_of(loaded: LoadedModel, target: str | None = None) -> nn.Module:
-    """The part of the model that `record_of` runs: all of it, or, without a target, the half that reads."""
+    """The part of the model that `record_of` runs: all of it, or the half that reads, or the one that reads text."""
     model: Any = loaded.model
     both = getattr(model.config, "is_encoder_decoder", False)
-    part: nn.Module = model.get_encoder() if both and target is None else model
+    if both and target is None:
+        half: nn.Module = model.get_encoder()
+        return half
+    seeing = isinstance(getattr(model, "vision_model", None), nn.Module)
+    part: nn.Module = getattr(model, "text_model", model) if seeing else model
     return part
+
+
+def _config_of(model: Any) -> Any:
+    """The sizes of the text's half, where a model has another for images."""
+    return getattr(model.config, "text_config", model.config)
 
 
 def _require_text(loaded: LoadedModel, text: str, target: str | None) -> None:
@@ -87,7 +102,7 @@ def _require_text(loaded: LoadedModel, text: str, target: str | None) -> None:
 
 
 def _require_length(loaded: LoadedModel, length: int, what: str) -> None:
-    config: Any = loaded.model.config
+    config = _config_of(loaded.model)
     limit = getattr(config, "max_position_embeddings", None)
     if limit is not None and length > limit:
         raise ValueError(
@@ -102,6 +117,8 @@ def _keep(config: Any, length: int, keep: Keep | None, tokens: Sequence[Token]) 
         fits = 4 * layers * heads * length**2 <= WEIGHT_BYTES
         side = max(1, min(1024, int((_POOL_BYTES / (8 * layers * heads)) ** 0.5)))
         chosen = EVERYTHING if fits else Keep(topk=_TOPK, pool=side)
+    if not tokens:
+        return chosen
     special = torch.tensor([token.special for token in tokens], dtype=torch.bool)
     groups = {"special": special, "separators": separators(tokens), **chosen.groups}
     return Keep(**{**vars(chosen), "groups": groups})
@@ -152,6 +169,13 @@ def _fitting(tokens: Sequence[Token], length: int) -> tuple[Token, ...]:
     return tuple(tokens) if len(tokens) == length else ()
 
 
+def _patches(model: Any, pixels: Tensor) -> int:
+    """About how many tokens an image makes; one where the model does not say how large its patches are."""
+    size = getattr(getattr(model, "config", None), "patch_size", None)
+    height, width = (size, size) if isinstance(size, int) else tuple(size or pixels.shape[-2:])
+    return max(1, int(pixels.shape[-2] // height) * int(pixels.shape[-1] // width))
+
+
 def record_of_image(loaded: LoadedModel, image: str | Path, *, keep: Keep | None = None) -> Record:
     """Run a model of images on one, watched, and return the Record with its grid of patches.
 
@@ -165,8 +189,9 @@ def record_of_image(loaded: LoadedModel, image: str | Path, *, keep: Keep | None
     pixels, shown = image_of(loaded.processor, image)
     model: Any = loaded.model
     model = getattr(model, "vision_model", model)
-    kept = EVERYTHING if keep is None else keep
     patches = Patches()
+    count = _patches(model, pixels)
+    kept = _keep(getattr(model, "config", None), count, keep, ())
     with (
         torch.no_grad(),
         watch(model, keep=kept) as record,
@@ -174,6 +199,7 @@ def record_of_image(loaded: LoadedModel, image: str | Path, *, keep: Keep | None
     ):
         model(pixel_values=pixels)
     record.model, record.image = loaded.name, shown
+    _note_pooled(record, count, keep, kept)
     _require_sites(loaded, record)
     grid, tokens = patches.found(model)
     if grid is not None:

@@ -10,6 +10,7 @@ from typing import Any
 from regard.look._record import Token
 
 _UNFINISHED = "\ufffd"
+_BLANK_PIECE = "\u2581"  # how vocabularies of whole texts write a blank
 
 
 def tokens_of(tokenizer: Any, text: str, pair: str | None = None) -> tuple[list[int], list[Token]]:
@@ -27,16 +28,24 @@ def tokens_of(tokenizer: Any, text: str, pair: str | None = None) -> tuple[list[
     both = (text,) if pair is None else (text, pair)
     encoded = tokenizer(*both, return_offsets_mapping=True, return_special_tokens_mask=True, verbose=False)
     ids = [int(number) for number in encoded["input_ids"]]
-    shift = {0: 0, 1: len(text), None: 0}
+    shift, whole = {0: 0, 1: len(text), None: 0}, "".join(both)
     spans = [
         (int(start) + shift[part], int(stop) + shift[part])
         for (start, stop), part in zip(encoded["offset_mapping"], encoded.sequence_ids(), strict=True)
     ]
+    spans = [_without_prefix(tokenizer, *each, whole) for each in zip(ids, spans, strict=True)]
     flags = [
         bool(flag) and start == stop
         for flag, (start, stop) in zip(encoded["special_tokens_mask"], spans, strict=True)
     ]
-    return ids, table(tokenizer, ids, spans, "".join(both), flags)
+    return ids, table(tokenizer, ids, spans, whole, flags)
+
+
+def _without_prefix(tokenizer: Any, number: int, span: tuple[int, int], text: str) -> tuple[int, int]:
+    """The blank that some vocabularies put before a text stands for none of its characters."""
+    piece = tokenizer.convert_ids_to_tokens(number)
+    made_up = piece and not piece.strip(_BLANK_PIECE) and text[slice(*span)].strip()
+    return (span[0], span[0]) if made_up else span
 
 
 def table(
