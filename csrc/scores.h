@@ -55,28 +55,34 @@ struct Keys {
 };
 
 template <int SCORE>
-Keys open_keys(const Block &block, int64_t first, int64_t count, float *room, float *lifted) {
-    const Arguments &a = block.a;
-    Keys keys{rows_of(a.key, a.kind, block.b, block.hkv, first, count, a.D, room), lifted, block.far};
+Keys lift_keys(const Block &block, Floats rows, int64_t count, float *lifted) {
+    Keys keys{rows, lifted, block.far};
     if constexpr (SCORE == ADDITIVE) {
+        const int64_t D = block.a.D;
         F size = {};
         for (int64_t k = 0; k < count; ++k) {
-            const float *row = keys.rows.row(k);
+            const float *row = rows.row(k);
             int64_t d = 0;
-            for (; d + LANES <= a.D; d += LANES) {
+            for (; d + LANES <= D; d += LANES) {
                 const F x = load(row + d);
                 size = larger(larger(x, -x), size);
-                store(lifted + k * a.D + d, exp_fine(2.0f * larger(all(-FAR), smaller(all(FAR), x))));
+                store(lifted + k * D + d, exp_fine(2.0f * larger(all(-FAR), smaller(all(FAR), x))));
             }
-            for (; d < a.D; ++d) {
+            for (; d < D; ++d) {
                 const F x = all(row[d]);
                 size = larger(larger(x, -x), size);
-                lifted[k * a.D + d] = exp_fine(2.0f * larger(all(-FAR), smaller(all(FAR), x)))[0];
+                lifted[k * D + d] = exp_fine(2.0f * larger(all(-FAR), smaller(all(FAR), x)))[0];
             }
         }
         keys.far = block.far || any(size > all(FAR));
     }
     return keys;
+}
+
+template <int SCORE>
+Keys open_keys(const Block &block, int64_t first, int64_t count, float *room, float *lifted) {
+    const Arguments &a = block.a;
+    return lift_keys<SCORE>(block, rows_of(a.key, a.kind, block.b, block.hkv, first, count, a.D, room), count, lifted);
 }
 
 // ---------------------------------------------------------------------------- the two cores

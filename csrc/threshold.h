@@ -18,34 +18,39 @@ struct Strip {
     int64_t count;
 };
 
-// Weight of a score: max(unit * score - tau, 0)^(1 / power). `reach`: how far below the largest score weights may begin.
+// Weight of a score: max(unit * score - tau, 0)^(1 / power). Row numbers are `start` more than thresholds relative to
+// the largest score; weights begin at most `reach` below it.
 struct Rule {
+    int64_t kind;
     float unit, power, reach, start;
 
-    explicit Rule(const Arguments &a, int64_t b, int64_t h) {
+    // Entmax of 1.5 and of 2 need no logarithms, but for the gradient of alpha.
+    Rule(const Arguments &a, int64_t b, int64_t h) {
         const float least = 1.0f + 1e-6f, alpha = a.normalize == ENTMAX ? *a.alpha.at(b, h) : 1.5f;
-        power = (alpha < least ? least : alpha) - 1.0f;
-        unit = a.normalize == SPARSEMAX ? 1.0f : power;
-        reach = a.normalize == ENTMAX ? 1.000001f / power : 1.0f / unit;
+        power = a.normalize == SPARSEMAX ? 1.0f : (alpha < least ? least : alpha) - 1.0f;
+        kind = power == 1.0f ? SPARSEMAX : power == 0.5f ? ENTMAX15 : ENTMAX;
+        if (a.normalize == ENTMAX && a.drow) kind = ENTMAX;
+        unit = power;
+        reach = kind == ENTMAX ? 1.000001f / power : 1.0f / unit;
         start = a.normalize == ENTMAX ? 1.0f : 0.0f;
     }
     bool finite() const { return power * 0.0f == 0.0f; }
 };
 
-// Of a group's lanes. Thresholds are high + low, or, under entmax of any alpha, 1 - low below the largest score.
+// Of a group's lanes. Thresholds are high + low; under entmax of any alpha, 1 - low below the largest score.
 struct Lanes {
     F peak[VECTORS], bound[VECTORS], reach[VECTORS], high[VECTORS], low[VECTORS], open[VECTORS];
     I odd;  // some score was not finite
 
-    // `tau`, where given: thresholds that are known already, relative to the largest score.
-    void start(const Rule &rule, int64_t rows, const float *tau) {
+    // `known`: row numbers, where there are some.
+    void start(const Rule &rule, int64_t rows, const float *known) {
         odd = I{};
         for (int n = 0; n < VECTORS; ++n) {
             peak[n] = all(-INF);
             for (int lane = 0; lane < LANES; ++lane) {
                 const bool there = n * LANES + lane < rows;
                 bound[n][lane] = there ? -FLT_MAX : INF;
-                reach[n][lane] = there && tau ? (rule.start + 4e-7f - tau[n * LANES + lane]) / rule.unit : rule.reach;
+                reach[n][lane] = there && known ? (rule.start + 4e-7f - known[n * LANES + lane]) / rule.unit : rule.reach;
             }
         }
     }
@@ -102,12 +107,10 @@ struct Total {
     }
 };
 
-// log(1 + y) / log(2) for y > -1, to a few units in its own last place also where y is small.
-REGARD_INLINE F log2_above(F y) {
-    const F u = 1.0f + y, lost = (y - (u - 1.0f)) * reciprocal(u);
+// log2(u) of normal u > 0, `lost` more where that is what rounding took from u, relative to it.
+REGARD_INLINE F log2_of(F u, F lost) {
     const I bits = as_int(u) - 0x3F3504F3;
     const F f = as_float((bits & 0x7FFFFF) + 0x3F3504F3) - 1.0f, z = f * f;
-    const F e = __builtin_convertvector(bits >> 23, F);
     F p = all(7.0376836292e-2f);
     p = p * f - 1.1514610310e-1f;
     p = p * f + 1.1676998740e-1f;
@@ -117,8 +120,13 @@ REGARD_INLINE F log2_above(F y) {
     p = p * f + 2.0000714765e-1f;
     p = p * f - 2.4999993993e-1f;
     p = p * f + 3.3333331174e-1f;
-    const F log = (lost + (p * f * z - 0.5f * z)) + f;
-    return log * LOG2E + e;
+    return ((lost + (p * f * z - 0.5f * z)) + f) * LOG2E + __builtin_convertvector(bits >> 23, F);
+}
+
+// log2(1 + y) for y > -1, to a few units in its own last place also where y is small.
+REGARD_INLINE F log2_above(F y) {
+    const F u = 1.0f + y;
+    return log2_of(u, (y - (u - 1.0f)) * reciprocal(u));
 }
 
 // (1 + y)^(1 / power), 0 where y <= -1.
@@ -126,9 +134,11 @@ REGARD_INLINE F raised(F y, float inverse) {
     return pick(y > all(-1.0f), exp2(log2_above(y) * inverse), F{});
 }
 
+enum Leave { SCORES, WEIGHTS, ROOTS };  // roots of weights, under entmax 1.5: slopes are multiples of them
+
 // One pass over a strip at the thresholds of `lanes`: sums of weights and of their slopes at fixed threshold (times
-// power). Rows that no lane needs go. LAST: weights take the place of scores.
-template <int64_t KIND, bool LAST>
+// power). Rows that no lane needs go; of the others a strip is left with scores or weights.
+template <int64_t KIND, int LEAVE>
 void pass(Strip &strip, const Rule &rule, const Lanes &lanes, F *sums, F *slopes) {
     const float unit = rule.unit, inverse = 1.0f / rule.power;
     F high[VECTORS], low[VECTORS], open[VECTORS];
@@ -148,21 +158,23 @@ void pass(Strip &strip, const Rule &rule, const Lanes &lanes, F *sums, F *slopes
             REGARD_UNROLL
             for (int n = 0; n < VECTORS; ++n) {
                 const F x = load(scores + k * GROUP + n * LANES);
-                F weight;
+                F weight, left;
                 if constexpr (KIND == ENTMAX) {
                     const F from = (x - high[n]) * unit, y = from - low[n];
                     weight = raised(y, inverse);
-                    needed |= LAST ? weight > F{} : from - open[n] > all(-1.0f);
-                    if (!LAST) slope_part[n] += pick(y > all(-1.0f), weight * reciprocal(1.0f + y), F{});
+                    needed |= LEAVE ? weight > F{} : from - open[n] > all(-1.0f);
+                    if (!LEAVE) slope_part[n] += pick(y > all(-1.0f), weight * reciprocal(1.0f + y), F{});
                 } else {
                     const F gap = larger((x * unit - high[n]) - low[n], F{});
                     const I above = gap > F{};
                     weight = KIND == SPARSEMAX ? gap : gap * gap;
+                    if (LEAVE == ROOTS) left = gap;
                     needed |= above;
                     slope_part[n] += KIND == SPARSEMAX ? pick(above, all(1.0f), F{}) : gap;
                 }
+                if (LEAVE != ROOTS) left = LEAVE ? weight : x;
                 part[n] += weight;
-                store(scores + kept * GROUP + n * LANES, LAST ? weight : x);
+                store(scores + kept * GROUP + n * LANES, left);
             }
             keys[kept] = keys[k];
             kept += any(needed);
@@ -194,7 +206,7 @@ template <int64_t KIND>
 void settle(Strip &strip, const Rule &rule, Lanes &lanes) {
     F sums[VECTORS], slopes[VECTORS];
     for (int step = 0; step < MOST_STEPS; ++step) {
-        pass<KIND, false>(strip, rule, lanes, sums, slopes);
+        pass<KIND, SCORES>(strip, rule, lanes, sums, slopes);
         I far = {};
         for (int n = 0; n < VECTORS; ++n) {
             const F excess = sums[n] - 1.0f;
@@ -216,7 +228,7 @@ void settle<ENTMAX>(Strip &strip, const Rule &rule, Lanes &lanes) {
     F sums[VECTORS], slopes[VECTORS], most_d[VECTORS];
     for (int n = 0; n < VECTORS; ++n) most_d[n] = all(1.0f);
     for (int step = 0; step < MOST_STEPS; ++step) {
-        pass<ENTMAX, false>(strip, rule, lanes, sums, slopes);
+        pass<ENTMAX, SCORES>(strip, rule, lanes, sums, slopes);
         I far = {};
         for (int n = 0; n < VECTORS; ++n) {
             const F d = lanes.low[n];
@@ -237,28 +249,28 @@ void settle<ENTMAX>(Strip &strip, const Rule &rule, Lanes &lanes) {
 
 // ---------------------------------------------------------------------------- weights
 
-// From the scores of a strip to its weights. factors: what weights are still to be multiplied by; tau, where wanted:
-// thresholds relative to the largest score (entmax: 1 less than that), as `tiled` has them.
-template <int64_t KIND>
-void weights_of(Strip &strip, const Rule &rule, Lanes &lanes, const float *known, float *factors, float *tau) {
+// From the scores of a strip to its weights. known: row numbers, or null. factors: what weights are still to be
+// multiplied by. row: row numbers as `tiled` has them.
+template <int64_t KIND, int LEAVE>
+void weights_of(Strip &strip, const Rule &rule, Lanes &lanes, const float *known, float *factors, float *row) {
     F totals[VECTORS], slopes[VECTORS], highest[VECTORS];
+    const float start = KIND == ENTMAX ? 0.0f : rule.start;
     for (int n = 0; n < VECTORS; ++n) {
         // Where there is no row, or no key to see: nothing is above an infinite threshold.
         const I there = (lanes.peak[n] > all(-INF)) & (lanes.bound[n] < all(INF));
         highest[n] = lanes.peak[n] * rule.unit;
         lanes.peak[n] = pick(there, lanes.peak[n], all(INF));
         lanes.high[n] = pick(there, highest[n], all(INF));
-        lanes.low[n] = all(rule.start - 1.0f);
+        lanes.low[n] = all(KIND == ENTMAX ? 0.0f : -1.0f);
         lanes.open[n] = F{};
-        if (known) lanes.low[n] = load(known + n * LANES) - (KIND == ENTMAX ? 0.0f : 2e-7f);
+        if (known) lanes.low[n] = load(known + n * LANES) - (KIND == ENTMAX ? 0.0f : start + 2e-7f);
     }
     if (KIND != ENTMAX || !known) settle<KIND>(strip, rule, lanes);
-    pass<KIND, true>(strip, rule, lanes, totals, slopes);
+    pass<KIND, LEAVE>(strip, rule, lanes, totals, slopes);
     for (int n = 0; n < VECTORS; ++n) {
-        const I there = lanes.peak[n] < all(INF);
         store(factors + n * LANES, KIND == ENTMAX ? pick(totals[n] > F{}, 1.0f / totals[n], F{}) : all(1.0f));
-        const F found = KIND == ENTMAX ? lanes.low[n] : (lanes.high[n] - highest[n]) + lanes.low[n];
-        if (tau) store(tau + n * LANES, pick(there, found, F{}));
+        const F found = KIND == ENTMAX ? lanes.low[n] : (lanes.high[n] - highest[n]) + lanes.low[n] + start;
+        store(row + n * LANES, pick(lanes.peak[n] < all(INF), found, F{}));
     }
 }
 
@@ -320,13 +332,6 @@ void fill_strips(const Block &block, ThresholdRoom &room, Lanes *lanes) {
     }
 }
 
-inline void weights_of_kind(const Arguments &a, Strip &strip, const Rule &rule, Lanes &lanes, const float *known,
-                            float *factors, float *tau) {
-    if (a.normalize == SPARSEMAX) weights_of<SPARSEMAX>(strip, rule, lanes, known, factors, tau);
-    else if (a.normalize == ENTMAX15) weights_of<ENTMAX15>(strip, rule, lanes, known, factors, tau);
-    else weights_of<ENTMAX>(strip, rule, lanes, known, factors, tau);
-}
-
 inline void drop_strip(const Block &block, int g, const Strip &strip) {
     for (int64_t k = 0; k < strip.count; ++k)
         for (int n = 0; n < VECTORS; ++n) {
@@ -364,7 +369,9 @@ bool threshold_block(const Arguments &a, int64_t b, int64_t h, int64_t first, in
     for (int g = 0; g * GROUP < rows; ++g) {
         alignas(64) float factors[GROUP], tau[GROUP];
         finite = finite && !any(lanes[g].odd);
-        weights_of_kind(a, room.strips[g], rule, lanes[g], nullptr, factors, tau);
+        if (rule.kind == SPARSEMAX) weights_of<SPARSEMAX, WEIGHTS>(room.strips[g], rule, lanes[g], nullptr, factors, tau);
+        else if (rule.kind == ENTMAX15) weights_of<ENTMAX15, WEIGHTS>(room.strips[g], rule, lanes[g], nullptr, factors, tau);
+        else weights_of<ENTMAX, WEIGHTS>(room.strips[g], rule, lanes[g], nullptr, factors, tau);
         if (a.dropped) drop_strip(block, g, room.strips[g]);
         finite = mix_strip(block, g, room.strips[g], factors, room) && finite;
         const int64_t row = (b * a.H + h) * a.Tq + first + g * GROUP;
