@@ -1,4 +1,4 @@
-"""Other people's models, all families: what is watched is what the model says of itself, whatever runs its attention."""
+"""Other people's models, all families: what is watched is what the model says of itself, whatever runs it."""
 
 import pytest
 import torch

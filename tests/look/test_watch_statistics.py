@@ -144,7 +144,7 @@ SDPA = {
     "bool": {"attn_mask": BOOL},
     "bool 2-D": {"attn_mask": BOOL[0, 0]},
     "float": {"attn_mask": FLOAT},
-    "float least": {"attn_mask": torch.zeros(2, 1, 7, 7).masked_fill(~BOOL, torch.finfo(torch.float32).min)},
+    "float least": {"attn_mask": torch.zeros(2, 1, 7, 7).masked_fill(~BOOL, -1e9)},
     "keys": {"attn_mask": HOLES.bool()[:, None, None]},
     "grouped": {"enable_gqa": True},
     "dropout": {"dropout_p": 0.0},

@@ -66,7 +66,7 @@ def _attends(module: nn.Module) -> bool:
         return True
     if type(module).__module__.startswith("torch.nn."):
         return False
-    source = _source(type(module))
+    source = _source_of(module)
     named = bool(_NAMED.search(type(module).__name__))
     if any(word in source for word in _CALLS):
         return True
@@ -81,6 +81,11 @@ def _own(module: nn.Module) -> bool:
     from regard.nn._step import StepAttention
 
     return isinstance(module, (Heads, StepAttention, MultiheadAttention))
+
+
+def _source_of(module: nn.Module) -> str:
+    kind: Any = type(module)
+    return _source(kind)
 
 
 @cache
@@ -120,7 +125,7 @@ def _verdict(model: nn.Module, module: nn.Module) -> tuple[str, str, str, str]:
         return "multi_head_attention_forward", "everything", why, ""
     if _own(module):
         return "regard", "everything", "it calls regard.attention", ""
-    source = _source(type(module))
+    source = _source_of(module)
     chosen = _chosen(model, module)
     if chosen is not None and any(word in source for word in _DISPATCH):
         return _dispatched(chosen)

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from regard._attention import attention_weights
 from regard.look._places import Places
 from regard.look._watch_einsum import Products
+from regard.look._watch_groups import ungrouped
 from regard.look._watch_seen import Seen
 from regard.normalizers import Softmax
 from regard.scores import Dot
@@ -287,19 +288,6 @@ def _log_sum_exp(scores: Tensor) -> Tensor:
     if not maps:
         return torch.logsumexp(scores.float(), -1)
     return torch.stack(maps).reshape(scores.shape[:-1])
-
-
-def ungrouped(key: Tensor, module: nn.Module | None) -> Tensor:
-    """Heads that transformers repeats for groups of queries, once each."""
-    groups = getattr(module, "num_key_value_groups", 1)
-    if (
-        not isinstance(groups, int)
-        or groups <= 1
-        or key.shape[1] % groups
-        or not torch.equal(key[:, 0], key[:, 1])
-    ):
-        return key
-    return key[:, ::groups]
 
 
 def _described(seen: Seen, scores: _Scores, query: Tensor, key: Tensor, value: Tensor) -> Seen:

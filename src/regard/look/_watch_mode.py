@@ -16,7 +16,8 @@ from regard._call import prepare
 from regard._frame import coordinates
 from regard.look._places import Layers, Place, Places
 from regard.look._record import Record, Site, Sizes
-from regard.look._watch_eager import Followed, ungrouped
+from regard.look._watch_eager import Followed
+from regard.look._watch_groups import regroup
 from regard.look._watch_keep import Keep
 from regard.look._watch_pool import Pool
 from regard.look._watch_seen import NotSeen, Seen, of_multihead, of_own, of_sdpa
@@ -100,26 +101,27 @@ class Watcher(TorchFunctionMode):
         runs, forward = self._runs.setdefault(place.name, []), self._places.forwards
         run = runs[-1] if runs else None
         self._share_mask(seen)
-        if seen.implementation == "sdpa" and seen.key is not None and seen.value is not None:
-            seen.key, seen.value = (ungrouped(tensor, place.module) for tensor in (seen.key, seen.value))
+        if seen.implementation == "sdpa":
+            regroup(seen, place.module, 0 if run is None else run.site.sizes.H)
         site = self._site(seen, place, run)
         shift = None if run is None else run.shift_of(site, forward, self._going_on == forward)
         wants = self._keep.wants(site.layer)
         with _plan.without_autocast(self._device(seen)):
-            fields = kept(seen, self._keep, site.offset, wants, pool=shift is None)
+            first = None if run is None or shift is None or run.first is None else run.first - shift
+            fields, first = kept(seen, self._keep, site.offset, more=wants, pool=shift is None, first=first)
             if self._keep.tensors and wants:
                 fields |= self._tensors(seen)
             if run is None or shift is None:
-                self._begin(site, fields, runs, forward)
+                self._begin(site, fields, runs, first)
                 return
             self._go_on(run, site, seen, fields, shift, wants)
 
-    def _begin(self, site: Site, fields: dict[str, Any], runs: list[Run], forward: int) -> None:
+    def _begin(self, site: Site, fields: dict[str, Any], runs: list[Run], first: Tensor | None) -> None:
         site.call = len(runs)
         for name, value in fields.items():
             setattr(site, name, value)
-        runs.append(Run(site))
-        runs[-1].add(site, dict(fields), 0, forward, None)
+        runs.append(Run(site, first))
+        runs[-1].add(site, dict(fields), 0, self._places.forwards, None)
         self._record.sites.append(site)
 
     def _go_on(

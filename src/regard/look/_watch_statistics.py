@@ -16,36 +16,41 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard import _runs
-from regard._attention import attention_with_lse
 from regard._call import Call, prepare
-from regard._frame import coordinates, wide
+from regard._frame import wide
 from regard._observe import STATISTICS as OBSERVED
 from regard._observe import observe
-from regard.biases import Bias
-from regard.kernels import inline, reference
-from regard.look._record_statistics import POSITIONED, at_keys, first_keys, of_weights, positions
+from regard.kernels import inline
+from regard.look import _watch_pairs
+from regard.look._record_statistics import POSITIONED, at_keys, first_keys, of_weights
 from regard.look._watch_keep import Keep
-from regard.look._watch_seen import BoundBias, BoundMask, Seen
-from regard.masks import And, Causal, Mask
+from regard.look._watch_pairs import bias_of, features, mask_of, rows_of
+from regard.look._watch_seen import Seen
 from regard.normalizers import Softmax
-from regard.scores import Dot
 
-_PAIRS = ("first", "self", "previous")
-# Beyond this a log-sum-exp in float32 has no digits left behind the point.
-_FAR = 1e3
+_OTHERS = ("first", "self", "previous", "distance")
 
 
 def kept(
-    seen: Seen, keep: Keep, offset: int | Tensor | None, more: bool, *, pool: bool = True
-) -> dict[str, Any]:
-    """Fields of a Site. `more`: whether pools (these only where `pool`), rows and weights of this layer are wanted."""
+    seen: Seen,
+    keep: Keep,
+    offset: int | Tensor | None,
+    *,
+    more: bool,
+    pool: bool = True,
+    first: Tensor | None = None,
+) -> tuple[dict[str, Any], Tensor | None]:
+    """Fields of a Site, and the first key (B,) that any query of each sample gave weight to.
+
+    `more`: whether pools (these only where `pool`), rows and weights of this layer are wanted. `first`: that key, where
+    a step before has told it; below 0 where it is none of these keys.
+    """
     if not pool and keep.pool:
         keep = replace(keep, pool=0)
     if seen.weights is not None:
-        return _of_own_weights(seen, keep, offset, more)
+        return _of_own_weights(seen, keep, offset, more, first)
     call = _wide_call(seen)
-    fields = _observed(call, keep, offset, more)
+    fields, first = _observed(call, keep, offset, more, first)
     heads = list(range(call.frame.H)) if keep.heads is None else [h for h in keep.heads if h < call.frame.H]
     if more and keep.rows:
         fields |= _chosen_rows(call, keep.rows, heads)
@@ -53,7 +58,7 @@ def kept(
         fields["whole"] = _whole(call, heads, seen.dtype)
     if more and (keep.rows or keep.weights or keep.pool):
         fields["heads_kept"] = None if keep.heads is None else tuple(heads)
-    return fields
+    return fields, first
 
 
 def _wide_call(seen: Seen) -> Call:
@@ -69,60 +74,45 @@ def _wide_call(seen: Seen) -> Call:
 # ---------------------------------------------------------------------------- without weights
 
 
-def _observed(call: Call, keep: Keep, offset: int | Tensor | None, more: bool) -> dict[str, Any]:
-    wanted = [name for name in keep.statistics if offset is not None or name not in POSITIONED]
+def _observed(
+    call: Call, keep: Keep, offset: int | Tensor | None, more: bool, first: Tensor | None
+) -> tuple[dict[str, Any], Tensor | None]:
     softmax = isinstance(call.normalize, Softmax)
-    if not softmax and "lse" in wanted:
-        wanted.remove("lse")
-    pairs = [name for name in wanted if name in _PAIRS]
-    asked = {name for name in wanted if name in OBSERVED} | ({"lse", "received"} if pairs else set())
-    if softmax and "distance" in wanted:
-        asked.add("lse")
-    distance = "distance" in wanted
+    wanted = [
+        name
+        for name in keep.statistics
+        if (offset is not None or name not in POSITIONED) and (softmax or name != "lse")
+    ]
+    others = [name for name in wanted if name in _OTHERS]
+    asked = {name for name in wanted if name in OBSERVED} | ({"lse", "received"} if others else set())
     groups = _groups(keep, call)
-    features = _features(call, groups)
     seen = observe(
         call.query,
         call.key,
-        features,
-        _mask_of(call),
+        features(call, groups),
+        mask_of(call),
         score=call.score,
         normalize=call.normalize,
-        bias=_bias_of(call),
+        bias=bias_of(call),
         statistics=tuple(asked),
         topk=keep.topk,
         pool=keep.pool if more else 0,
     )
     sums = seen.output
-    found = {name: getattr(seen, name) for name in wanted if name in OBSERVED}
-    found["mass"] = sums[..., 0]
-    first = first_keys(seen.received) if seen.received is not None else None
-    others = [*pairs, *(["distance"] if distance else [])]
-    if softmax and others:
-        found |= _of_pairs(call, pairs, seen.lse, offset, first)
-        if distance:
-            assert offset is not None
-            found["distance"] = _distance(call, sums, seen.lse, offset)
-        _mend(call, found, others, seen.lse, offset, first)
-    elif others:
-        found |= _by_rows(call, others, offset, first)
+    found = {name: getattr(seen, name) for name in wanted if name in OBSERVED} | {"mass": sums[..., 0]}
+    if first is None and seen.received is not None:
+        first = first_keys(seen.received)
+    if others:
+        found |= _watch_pairs.statistics(call, others, sums, seen.lse, offset, first)
     statistics = {name: found[name].float() for name in wanted}
-    statistics |= {name: sums[..., 2 + number].float().contiguous() for number, name in enumerate(groups)}
+    statistics |= {name: sums[..., 2 + number].float() for number, name in enumerate(groups)}
     fields: dict[str, Any] = {"statistics": {name: _own(tensor) for name, tensor in statistics.items()}}
     if keep.topk:
         assert seen.top_keys is not None and seen.top_weights is not None
         fields |= {"top_weights": seen.top_weights.float(), "top_keys": seen.top_keys.int()}
     if more and keep.pool:
         fields |= _pools(seen.pooled, seen.pooled_max, call, keep)
-    return fields
-
-
-def _mask_of(call: Call) -> Mask | None:
-    return None if call.mask is None else BoundMask(call.mask)
-
-
-def _bias_of(call: Call) -> Bias | None:
-    return None if call.bias is None else BoundBias(call.bias)
+    return fields, first
 
 
 def _own(tensor: Tensor) -> Tensor:
@@ -144,16 +134,6 @@ def _groups(keep: Keep, call: Call) -> dict[str, Tensor]:
     }
 
 
-def _features(call: Call, groups: dict[str, Tensor]) -> Tensor:
-    """(B, Hkv, Tk, 2 + groups): 1, the key's position, whether it is in each group."""
-    frame, key = call.frame, call.key
-    features = key.new_ones(frame.B, frame.Tk, 2 + len(groups))
-    features[..., 1] = torch.arange(frame.Tk, device=frame.device)
-    for number, group in enumerate(groups.values()):
-        features[..., 2 + number] = group
-    return features[:, None].expand(-1, frame.Hkv, -1, -1)
-
-
 def _pools(mean: Tensor | None, largest: Tensor | None, call: Call, keep: Keep) -> dict[str, Any]:
     assert mean is not None and largest is not None
     if keep.heads is not None:
@@ -163,183 +143,7 @@ def _pools(mean: Tensor | None, largest: Tensor | None, call: Call, keep: Keep) 
     return {"pooled": mean.float(), "pooled_max": largest.float(), "cell": cell}
 
 
-# ---------------------------------------------------------------------------- distance
-
-
-def _distance(call: Call, sums: Tensor, lse: Tensor | None, offset: int | Tensor) -> Tensor:
-    """The mean of |p - j|. Keys on both sides of a query are told apart by a second call."""
-    at = positions(offset, call.frame.Tq, call.frame.device).to(sums.dtype)
-    mass, place = sums[..., 0], sums[..., 1]
-    if _looks_back(call, offset):
-        total = at * mass - place
-    else:
-        behind, behind_place = _behind(call, lse, offset)
-        total = (at * behind - behind_place) + (place - behind_place) - at * (mass - behind)
-    return total.clamp(min=0) / torch.where(mass == 0, 1.0, mass)
-
-
-def _looks_back(call: Call, offset: int | Tensor) -> bool:
-    """Whether no query may see a key that comes after it."""
-    if call.mask is None or call.frame.Tk == 0:
-        return call.frame.Tk == 0
-    if _has_causal(call.mask):
-        return True
-    seen = _runs.lower(call.mask, call.frame, call.offset, at_most=True)
-    if seen.runs is None:
-        return False
-    at = positions(offset, call.frame.Tq, call.frame.device)
-    for run in seen.runs:
-        low, high = _runs.edges(run, call.frame, call.offset)
-        if bool(((low < high) & (high - 1 > at)).any()):
-            return False
-    return True
-
-
-def _has_causal(mask: Mask) -> bool:
-    if isinstance(mask, And):
-        return _has_causal(mask.left) or _has_causal(mask.right)
-    return isinstance(mask, Causal)
-
-
-def _behind(call: Call, lse: Tensor | None, offset: int | Tensor) -> tuple[Tensor, Tensor]:
-    """Sums of weights, and of weights times positions, over the keys up to the query's own: (B, H, Tq) each."""
-    assert lse is not None
-    causal: Mask = Causal(offset=offset)
-    sums, part = attention_with_lse(
-        call.query,
-        call.key,
-        _features(call, {}),
-        causal if call.mask is None else BoundMask(call.mask) & causal,
-        score=call.score,
-        normalize=Softmax(),
-        bias=_bias_of(call),
-    )
-    share = torch.where(part == -torch.inf, 0.0, (part - lse).exp())
-    return share * sums[..., 0], share * sums[..., 1]
-
-
-# ---------------------------------------------------------------------------- single pairs
-
-
-def _of_pairs(
-    call: Call,
-    names: Sequence[str],
-    lse: Tensor | None,
-    offset: int | Tensor | None,
-    first: Tensor | None,
-) -> dict[str, Tensor]:
-    """The weights of one key of each row, exp(s - lse)."""
-    found = {}
-    for name in names:
-        assert lse is not None
-        if name == "first":
-            assert first is not None
-            keys = first[:, None]
-        else:
-            assert offset is not None
-            keys = positions(offset, call.frame.Tq, call.frame.device)[:, 0] - int(name == "previous")
-        scores = _scores_at(call, keys)
-        found[name] = torch.where(scores == -torch.inf, 0.0, (scores - lse).exp())
-    return found
-
-
-def _scores_at(call: Call, keys: Tensor) -> Tensor:
-    """(B, H, Tq): the score of key `keys` (B|1, Tq|1) of each row with its bias; -inf where they may not meet."""
-    frame = call.frame
-    if not frame.Tk or not frame.Tq:
-        return call.query.new_full(call.query.shape[:3], -torch.inf)
-    inside = (keys >= 0) & (keys < frame.Tk)
-    index = keys.clamp(0, frame.Tk - 1).expand(frame.B, frame.Tq)
-    key = call.key.gather(2, index[:, None, :, None].expand(-1, frame.Hkv, -1, call.key.shape[-1]))
-    whole = coordinates(frame, call.offset, (0, frame.Tq), (0, 1))
-    at = whole._replace(j=index[:, None, :, None])
-    scores = _dots(call, key) if isinstance(call.score, Dot) else _scores_by_row(call, key, at)
-    if call.bias is not None:
-        scores = scores + call.bias.value(at).to(scores.dtype)[..., 0]
-    blocked = ~inside[:, None].expand(frame.B, 1, frame.Tq)
-    if call.mask is not None:
-        blocked = blocked | ~call.mask.allowed(at).expand(frame.B, frame.H, frame.Tq, 1)[..., 0]
-    return scores.masked_fill(blocked, -torch.inf)
-
-
-def _dots(call: Call, key: Tensor) -> Tensor:
-    """Scaled inner products of each query with the key of its own row (B, Hkv, Tq, D)."""
-    grouped = call.query.unflatten(1, (call.frame.Hkv, -1)) if call.frame.Hkv else call.query[:, :, None]
-    raw = torch.einsum("bkgtd,bktd->bkgt", grouped, key).flatten(1, 2)
-    scale = call.score.factor(call.query.shape[-1])
-    scores = raw * (scale.to(raw.dtype)[..., None] if isinstance(scale, Tensor) and scale.ndim else scale)
-    cap = call.score.softcap
-    return scores if cap is None else cap * torch.tanh(scores / cap)
-
-
-def _scores_by_row(call: Call, key: Tensor, at: Any) -> Tensor:
-    """Any score: each row is a call of one query and one key. A score_mod is given the pair's own coordinates."""
-    query = call.query.transpose(1, 2).flatten(0, 1)[:, :, None]
-    key = key.transpose(1, 2).flatten(0, 1)[:, :, None]
-    B, H, Tq = call.query.shape[:3]
-    score, changes = call.score, []
-    while hasattr(score, "score_mod"):
-        changes.append(score.score_mod)
-        score = score.score
-    plain = call._replace(score=score, mask=None, bias=None)
-    scores, _ = reference.scored(plain, at, query, key)
-    found = scores.reshape(B, Tq, H, 1).transpose(1, 2)
-    for change in reversed(changes):
-        found = change(found, at.b, at.h, at.i, at.j)
-    return found[..., 0]
-
-
 # ---------------------------------------------------------------------------- weights, by rows
-
-
-def _by_rows(
-    call: Call, names: Sequence[str], offset: int | Tensor | None, first: Tensor | None
-) -> dict[str, Tensor]:
-    """Statistics of other normalisers: a block of whole rows of weights at a time, by the definition."""
-    frame = call.frame
-    found = {name: call.query.new_zeros(frame.B, frame.H, frame.Tq) for name in names}
-    for span in inline.blocks(call) if frame.Tk else ():
-        part = _of_rows(call, torch.arange(*span, device=frame.device), names, offset, first)
-        for name in names:
-            found[name][:, :, slice(*span)] = part[name]
-    return found
-
-
-def _mend(
-    call: Call,
-    found: dict[str, Tensor],
-    names: Sequence[str],
-    lse: Tensor | None,
-    offset: int | Tensor | None,
-    first: Tensor | None,
-) -> None:
-    """Rows whose log-sum-exp is too large to subtract from (every key masked by a least number), by the definition."""
-    assert lse is not None
-    far = ((lse.abs() > _FAR) & lse.isfinite()).flatten(0, 1).any(0).nonzero()[:, 0]
-    for rows in far.split(256):
-        part = _of_rows(call, rows, names, offset, first)
-        for name in names:
-            found[name] = found[name].index_copy(2, rows, part[name].to(found[name].dtype))
-
-
-def _of_rows(
-    call: Call, rows: Tensor, names: Sequence[str], offset: int | Tensor | None, first: Tensor | None
-) -> dict[str, Tensor]:
-    """Statistics of some rows, (B, H, len(rows)) each."""
-    weights = _rows_of(call, rows)
-    found = {}
-    if "first" in names:
-        assert first is not None
-        found["first"] = at_keys(weights, first[:, None, None])
-    return found | of_weights(weights, offset, [name for name in names if name != "first"], rows)
-
-
-def _rows_of(call: Call, rows: Tensor) -> Tensor:
-    """(B, H, len(rows), Tk): weights of some queries, by the definition."""
-    whole = coordinates(call.frame, call.offset, (0, call.frame.Tq), (0, call.frame.Tk))
-    at = whole._replace(i=whole.i[rows], p=whole.p[..., rows, :])
-    scores, blocked = reference.scored(call, at, call.query[:, :, rows], call.key)
-    return reference.normalized(call.normalize, scores, blocked)
 
 
 def row_blocks(seen: Seen, keep: Keep) -> Iterator[Tensor]:
@@ -352,7 +156,7 @@ def row_blocks(seen: Seen, keep: Keep) -> Iterator[Tensor]:
     call = _wide_call(seen)
     heads = [head for head in range(call.frame.H) if keep.heads is None or head in keep.heads]
     for span in inline.blocks(call) if call.frame.Tk else ():
-        yield _rows_of(call, torch.arange(*span, device=call.frame.device))[:, heads].float()
+        yield rows_of(call, torch.arange(*span, device=call.frame.device))[:, heads].float()
 
 
 def chosen(rows: Sequence[int], length: int) -> list[int]:
@@ -363,7 +167,7 @@ def chosen(rows: Sequence[int], length: int) -> list[int]:
 
 def _chosen_rows(call: Call, rows: Sequence[int], heads: list[int]) -> dict[str, Any]:
     numbers = chosen(rows, call.frame.Tq)
-    weights = _rows_of(call, torch.tensor(numbers, dtype=torch.int64, device=call.frame.device))
+    weights = rows_of(call, torch.tensor(numbers, dtype=torch.int64, device=call.frame.device))
     return {"rows": tuple(numbers), "row_weights": _own(weights.float()[:, heads])}
 
 
@@ -372,38 +176,36 @@ def _whole(call: Call, heads: list[int], dtype: torch.dtype) -> Tensor:
     whole = torch.zeros(frame.B, len(heads), frame.Tq, frame.Tk, dtype=dtype, device=frame.device)
     for span in inline.blocks(call) if frame.Tk else ():
         rows = torch.arange(*span, device=frame.device)
-        whole[:, :, slice(*span)] = _rows_of(call, rows)[:, heads].to(dtype)
+        whole[:, :, slice(*span)] = rows_of(call, rows)[:, heads].to(dtype)
     return whole
 
 
 # ---------------------------------------------------------------------------- weights that the model made
 
 
-def _of_own_weights(seen: Seen, keep: Keep, offset: int | Tensor | None, more: bool) -> dict[str, Any]:
-    weights = seen.weights
-    assert weights is not None
-    weights = weights.detach()
+def _of_own_weights(
+    seen: Seen, keep: Keep, offset: int | Tensor | None, more: bool, first: Tensor | None
+) -> tuple[dict[str, Any], Tensor | None]:
+    assert seen.weights is not None
+    weights = seen.weights.detach()
     B, H, Tq, Tk = weights.shape
-    names = [name for name in keep.statistics if name != "lse"]
+    if first is None and "first" in keep.statistics:
+        first = first_keys(weights.sum(-2))
+    names = [name for name in keep.statistics if name not in ("lse", "first")]
     # Head by head: the model holds all the weights already, and what is computed from them is as large.
     parts = [of_weights(weights[:, head : head + 1], offset, names) for head in range(H)]
     statistics = {name: torch.cat([part[name] for part in parts], 1) for name in (parts[0] if parts else {})}
+    if "first" in keep.statistics:
+        assert first is not None
+        statistics["first"] = at_keys(weights, first[:, None, None]).float()
     if "lse" in keep.statistics and seen.lse is not None:
         statistics["lse"] = seen.lse.float()
-    for name, group in keep.groups.items():
-        if group.shape[-1] == Tk and (group.dim() == 1 or group.shape[0] in (1, B)):
-            share = group.to(weights.device, torch.float32)
-            share = (
-                share.expand(B, Tk)[:, None, :, None]
-                if share.dim() == 1
-                else share.expand(B, -1)[:, None, :, None]
-            )
-            statistics[name] = (weights.float() @ share)[..., 0]
+    statistics |= _shares(weights, keep)
     fields: dict[str, Any] = {"statistics": statistics}
     if keep.topk:
         fields |= _top(weights, keep.topk)
     if not more or not (keep.pool or keep.rows or keep.weights):
-        return fields
+        return fields, first
     heads = None if keep.heads is None else [head for head in keep.heads if head < H]
     wanted = weights if heads is None else weights[:, heads]
     fields["heads_kept"] = None if heads is None else tuple(heads)
@@ -414,7 +216,19 @@ def _of_own_weights(seen: Seen, keep: Keep, offset: int | Tensor | None, more: b
         fields |= {"rows": tuple(rows), "row_weights": wanted[:, :, rows].float()}
     if keep.weights:
         fields["whole"] = wanted.clone()
-    return fields
+    return fields, first
+
+
+def _shares(weights: Tensor, keep: Keep) -> dict[str, Tensor]:
+    """How much weight each query gives to the groups of keys that fit."""
+    B, Tk = weights.shape[0], weights.shape[-1]
+    found = {}
+    for name, group in keep.groups.items():
+        share = group if group.dim() == 2 else group[None]
+        if share.shape[-1] == Tk and share.shape[0] in (1, B):
+            column = share.to(weights.device, torch.float32)[:, None, :, None]
+            found[name] = (weights.float() @ column)[..., 0]
+    return found
 
 
 def _top(weights: Tensor, k: int) -> dict[str, Any]:

@@ -36,6 +36,7 @@ class Run:
     """The calls of one module that go on from each other."""
 
     site: Site
+    first: Tensor | None = None  # the first key of each sample
     steps: list[Step] = field(default_factory=list)
     rows: int = 0
     forward: int = 0
@@ -107,6 +108,7 @@ def write(run: Run, site: Site, slots: Tensor, wanted_rows: tuple[int, ...]) -> 
     Tk = max(step.Tk + step.shift for step in run.steps)
     site.sizes = site.sizes._replace(B=slots.shape[0], Tq=run.rows, Tk=Tk)
     site.steps = tuple(step.Tq for step in run.steps)
+    site.__dict__.pop("weights", None)
     pick = _Picker(run.steps, slots)
     site.statistics = {
         name: pick.received(name, Tk) if name == "received" else pick.rows_of(name)
@@ -130,7 +132,7 @@ def follow(runs: list[Run], beam_indices: Tensor) -> None:
             "follow(beam_indices): no generation with beams is in this record (a loaded one has its beams)"
         )
     steps, B = max(len(run.steps) for run in runs), runs[0].steps[0].samples
-    given = beam_indices.detach().cpu()
+    given = beam_indices.detach().cpu().long() if not beam_indices.is_floating_point() else beam_indices
     if given.dim() != 2 or given.is_floating_point() or given.shape[1] > steps or int(given.max()) >= B:
         raise ValueError(
             f"follow(beam_indices): expected whole numbers below {B} of shape (sequences, at most {steps} steps), "
@@ -139,7 +141,7 @@ def follow(runs: list[Run], beam_indices: Tensor) -> None:
     slots = torch.nn.functional.pad(given, (0, steps - given.shape[1]), value=-1)
     for run in runs:
         write(run, run.site, slots[:, : len(run.steps)], run.site.rows)
-        run.site.slots = slots
+        run.site.slots, run.site.pooled, run.site.pooled_max = slots, None, None
 
 
 class _Picker:

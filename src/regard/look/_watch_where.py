@@ -62,11 +62,13 @@ def _spoken(seen: Seen) -> Offset | None:
 def _shown(seen: Seen, Tq: int, Tk: int) -> int | None:
     """The offset that a tensor shows by the last key that each query may see, where these go up row by row."""
     mask = seen.mask.inner if isinstance(seen.mask, BoundMask) else seen.mask
+    bias = seen.bias.inner if isinstance(seen.bias, BoundBias) else seen.bias
+    bias = bias.tensor if isinstance(bias, Values) else bias if isinstance(bias, Tensor) else None
     allowed = None
     if isinstance(mask, Dense):
         allowed = mask.mask
-    elif seen.mask is None and isinstance(seen.bias, Tensor):
-        allowed = seen.bias > torch.finfo(seen.bias.dtype).min / 2
+    elif mask is None and bias is not None:
+        allowed = bias > torch.finfo(bias.dtype).min / 2
     if allowed is None or allowed.shape[-1] != Tk or allowed.shape[-2] not in (1, Tq) or allowed.dim() < 2:
         return None
     rows = allowed.reshape(-1, *allowed.shape[-2:])[:, [0, -1]]
