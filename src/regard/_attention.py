@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function
 
-from regard import _checks, _plan
+from regard import _checks, _plan, _short
 from regard._call import prepare
 from regard.biases import Bias
 from regard.kernels import reference
@@ -52,8 +52,12 @@ def attention(
     yours no more than one block of pairs is held at a time. A bias tensor or a bool mask is as large as you make it.
     Raises TypeError or ValueError that names the argument, what was expected, what came, and the way out.
     """
-    if torch._C._is_torch_function_mode_enabled() and not torch.compiler.is_compiling():
-        return _shown(query, key, value, mask, score, normalize, bias, dropout_p)
+    if not torch.compiler.is_compiling():
+        if torch._C._is_torch_function_mode_enabled():
+            return _shown(query, key, value, mask, score, normalize, bias, dropout_p)
+        short = _short.attend(query, key, value, mask, score, normalize, bias, dropout_p)
+        if short is not None:
+            return short
     call = prepare(query, key, value, mask, score, normalize, bias, dropout_p)
     output, _ = _plan.choose(call).run(call, False)
     return call.shaped(output)

@@ -132,11 +132,16 @@ def use_kernel(name: str) -> Iterator[None]:
         _forced.reset(token)
 
 
+def forced() -> str | None:
+    """The kernel that ``use_kernel`` asks for here."""
+    return _forced.get()
+
+
 def choose(call: Call) -> Kernel:
     """The first kernel of the list that takes the call."""
-    forced = None if torch.compiler.is_compiling() else _forced.get()
-    if forced is not None:
-        return _only(forced, call)
+    only = None if torch.compiler.is_compiling() else _forced.get()
+    if only is not None:
+        return _only(only, call)
     for kernel in KERNELS:
         if kernel.refuses(call) is None:
             return kernel

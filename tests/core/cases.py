@@ -25,13 +25,13 @@ class Case:
 Maker = Callable[[Callable[..., Tensor]], Any]
 
 
-def leaf(seed: int) -> Callable[..., Tensor]:
-    """A maker of float64 leaves, the same ones for the same seed."""
+def leaf(seed: int, dtype: torch.dtype = torch.float64) -> Callable[..., Tensor]:
+    """A maker of leaves of one dtype, the same ones for the same seed."""
     generator = torch.Generator().manual_seed(seed)
 
     def make(*shape: int, scale: float = 1.0, shift: float = 0.0) -> Tensor:
         made = torch.randn(shape, dtype=torch.float64, generator=generator) * scale + shift
-        return made.requires_grad_()
+        return made.to(dtype).requires_grad_()
 
     return make
 
@@ -97,10 +97,12 @@ def alignment_free(name: str) -> bool:
     return name != "offset a sample"
 
 
-def make(score: str, normalize: str, mask: str, bias: str, seed: int = 0) -> Case:
+def make(
+    score: str, normalize: str, mask: str, bias: str, seed: int = 0, dtype: torch.dtype = torch.float64
+) -> Case:
     """The mechanism of these four names, and its learned tensors."""
     learned: list[Tensor] = []
-    fresh = leaf(seed)
+    fresh = leaf(seed, dtype)
 
     def new(*shape: int, scale: float = 1.0, shift: float = 0.0) -> Tensor:
         learned.append(fresh(*shape, scale=scale, shift=shift))
@@ -114,8 +116,10 @@ def make(score: str, normalize: str, mask: str, bias: str, seed: int = 0) -> Cas
     return Case(keywords | {"mask": MASKS[mask](fresh)}, learned)
 
 
-def inputs(seed: int = 1, grouped: bool = True) -> tuple[Tensor, Tensor, Tensor]:
-    """query (B, H, Tq, D), key (B, Hkv, Tk, D), value (B, Hkv, Tk, Dv), float64 leaves."""
-    new = leaf(seed)
+def inputs(
+    seed: int = 1, grouped: bool = True, dtype: torch.dtype = torch.float64
+) -> tuple[Tensor, Tensor, Tensor]:
+    """query (B, H, Tq, D), key (B, Hkv, Tk, D), value (B, Hkv, Tk, Dv), leaves."""
+    new = leaf(seed, dtype)
     heads = HKV if grouped else H
     return new(B, H, TQ, D), new(B, heads, TK, D), new(B, heads, TK, DV)

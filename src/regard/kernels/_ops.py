@@ -203,6 +203,19 @@ class AttendBackward(torch.autograd.Function):
         return tuple(found), tuple(dims)
 
 
+class Eager(torch.autograd.Function):
+    """The operator where nothing but autograd is at work: the same, without the dispatcher's time."""
+
+    @staticmethod
+    def forward(ctx: Any, *arguments: Any) -> Any:
+        output = attend(*arguments)
+        _setup(ctx, arguments, output)
+        ctx.mark_non_differentiable(output[2])
+        return output
+
+    backward = staticmethod(_gradients)
+
+
 def _apply(function: Any, *arguments: Any) -> Any:
     return function.apply(*arguments)
 
@@ -227,10 +240,12 @@ def _transform(kind: str) -> bool:
 def call(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
     """The operator, by the way that is open here."""
     found: tuple[Tensor, Tensor, Tensor]
-    if differentiating():
-        found = _apply(Attend, *problem)
-    elif problem.rows_wanted or watched() or problem.query.device.type == "meta":
-        found = torch.ops.regard.attend.default(*problem)
+    if watched() or problem.query.device.type == "meta":
+        found = (
+            _apply(Attend, *problem) if differentiating() else torch.ops.regard.attend.default(*problem)
+        )
+    elif problem.rows_wanted and torch.is_grad_enabled():
+        found = _apply(Eager, *problem)
     else:
         found = attend(*problem)
     return found
@@ -249,6 +264,8 @@ def call_backward(*arguments: Any) -> Any:
     """The operator's gradient, by the way that is open here."""
     if differentiating():
         return _apply(AttendBackward, *arguments)
+    if not torch.is_grad_enabled() and not watched():
+        return attend_backward(*arguments)
     return torch.ops.regard.attend_backward.default(*arguments)
 
 

@@ -56,6 +56,15 @@ def attend(call: Call) -> Tensor | None:
         frame = call.frame
         allowed = call.mask.allowed(coordinates(frame, call.offset, (0, frame.Tq), (0, frame.Tk)))
         allowed = allowed[None] if allowed.ndim == 1 else allowed
-    output = torch.nn.functional.scaled_dot_product_attention(query, key, call.value, allowed, scale=scale)
+    return checked(query, key, call.value, allowed, False, scale)
+
+
+def checked(
+    query: Tensor, key: Tensor, value: Tensor, allowed: Tensor | None, causal: bool, scale: float
+) -> Tensor | None:
+    """Torch's own attention where everything is finite, else None."""
+    output = torch.nn.functional.scaled_dot_product_attention(
+        query, key, value, allowed, 0.0, causal, scale=scale
+    )
     finite = math.isfinite(query.sum().item() + key.sum().item() + output.sum().item())
     return output if finite else None

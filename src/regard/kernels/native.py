@@ -22,10 +22,11 @@ WIDEST = 256
 _FORWARD, _BACKWARD = 1, 2
 _GROUPS = {"v4": 32, "wide": 32}  # queries of a group, 16 elsewhere: gradients of keys are padded to it
 _NOT_FINITE = 4
-_KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _SCORES = {"dot": 0, "additive": 1}
 _NORMALIZERS = {Softmax: "softmax", Sigmoid: "sigmoid", Relu: "relu"}
 _NUMBERS = {"softmax": 0, "sigmoid": 1, "relu": 2, "sparsemax": 3, "entmax15": 4, "entmax": 5}
+_ROW_NUMBERS = {"softmax": 2, "sparsemax": 1, "entmax15": 1, "entmax": 1}
 _PADDING = 80  # of diagonals: tiles read past the ends, never using what they read
 _PACKED = struct.Struct("105q3d")
 
@@ -36,7 +37,7 @@ def refuses(call: Call) -> str | None:
         return "compiled for the CPU"
     if _library.library() is None:
         return _library.reason()
-    if call.query.dtype not in _KINDS:
+    if call.query.dtype not in KINDS:
         return f"not for {str(call.query.dtype).removeprefix('torch.')}: float32, bfloat16 and float16 only"
     widest = max(call.query.shape[3], call.key.shape[3] + isinstance(call.score, Concat), call.value.shape[3])
     if widest > WIDEST:
@@ -59,17 +60,49 @@ def forward(problem: Problem) -> tuple[Tensor, Tensor, Tensor] | None:
     problem = _one_dtype(problem)
     B, H, Tq, _ = problem.query.shape
     Dv = problem.value.shape[-1]
-    numbers = 2 if problem.rows_wanted and problem.normalize == "softmax" else 0
+    numbers = _ROW_NUMBERS.get(problem.normalize, 0) if problem.rows_wanted else 0
     output = torch.empty(B, H, Tq, Dv, dtype=problem.value.dtype)
-    lse = torch.empty((B, H, Tq) if numbers else (0,), dtype=torch.float32)
+    lse = torch.empty((B, H, Tq) if numbers == 2 else (0,), dtype=torch.float32)
     rows = torch.empty(numbers, B, H, Tq, dtype=torch.float32)
     if not output.numel() and not numbers:
         return output.to(dtype), lse, rows
     held: list[Tensor] = []
-    last = [output.data_ptr(), lse.data_ptr() if numbers else 0, rows.data_ptr() if numbers else 0]
+    last = [output.data_ptr(), lse.data_ptr() if numbers == 2 else 0, rows.data_ptr() if numbers else 0]
     if _call(_FORWARD, problem, held, last):
         return output.to(dtype), lse, rows
     return None
+
+
+# Everything between the three tensors and the causal bound, and between the offset and the output, that is absent.
+_ABSENT = (0,) * 28
+_UNUSED = (0,) * 16
+
+
+def short(query: Tensor, key: Tensor, value: Tensor, causal: bool, scale: float) -> Tensor | None:
+    """Dot and softmax of checked (B, H, T, D) tensors, without gradients; None where it is not for this kernel."""
+    library = _library.library()
+    B, H, Tq, D = query.shape
+    _, Hkv, Tk, Dv = value.shape
+    if library is None or D > WIDEST or Dv > WIDEST:
+        return None
+    held: list[Tensor] = []
+    output = torch.empty(B, H, Tq, Dv, dtype=query.dtype)
+    packed = _PACKED.pack(
+        *(B, H, Hkv, Tq, Tk, D, Dv, KINDS[query.dtype], 0, 0, _library.threads()),
+        *_rows(query, held),
+        *_rows(key, held),
+        *_rows(value, held),
+        *_ABSENT,
+        *(0, causal, UNLIMITED, UNLIMITED, 0, UNLIMITED),
+        *_UNUSED,
+        *(0, 0, 0, 0, 0, output.data_ptr()),
+        *_NO_GRADIENTS,
+        *(scale, 0.0, 0.0),
+    )
+    return output if library.handle.regard_call(_FORWARD, packed) == _library.OK else None
+
+
+_NO_GRADIENTS = (0,) * 26
 
 
 def _one_dtype(problem: Problem) -> Problem:
@@ -133,7 +166,7 @@ class _Room:
         self.query = torch.empty(B, H, Tq, D)
         self.key = torch.empty(self.splits, B, Hkv, Tk, _padded(D))
         self.value = torch.empty(self.splits, B, Hkv, Tk, _padded(Dv))
-        self.row = torch.empty(B, H, Tq) if "shift" in wanted else None
+        self.row = torch.empty(B, H, Tq) if "shift" in wanted or "alpha" in wanted else None
         self.weight = torch.zeros(self.splits, B, H, D) if problem.weight is not None else None
         self.bias = self.diagonal = None
         if bias is not None and "bias" in wanted:
@@ -171,10 +204,12 @@ class _Room:
             found["diagonal"] = inner.sum_to_size(problem.diagonal.shape)
         if "scale" in self.wanted and problem.scale is not None:
             # dquery = scale sum_j ds_ij k_j: its product with the query is the scale times the gradient of the scale.
-            along = (self.query * problem.query).sum((-1, -2)) / problem.scale
+            along = (self.query.double() * problem.query).sum((-1, -2)) / problem.scale
             found["scale"] = along.sum_to_size(problem.scale.shape)
         if self.row is not None and problem.shift is not None:
             found["shift"] = self.row.sum(-1).sum_to_size(problem.shift.shape)
+        if self.row is not None and problem.alpha is not None:
+            found["alpha"] = self.row.sum(-1).sum_to_size(problem.alpha.shape)
         if "sink" in self.wanted and problem.sink is not None:
             found["sink"] = _sink_gradient(problem.sink, grad_output, grad_lse, output, rows)
         return found
@@ -231,7 +266,7 @@ def _numbers(problem: Problem, held: list[Tensor]) -> list[int]:
     runs = len(problem.bounds) // 2 if problem.masked else 0
     bounds = [*problem.bounds, UNLIMITED, UNLIMITED][:4]
     found = [B, H, Hkv, Tq, Tk, D, Dv]
-    found += [_KINDS[query.dtype], _SCORES[problem.score], _NUMBERS[problem.normalize], _library.threads()]
+    found += [KINDS[query.dtype], _SCORES[problem.score], _NUMBERS[problem.normalize], _library.threads()]
     for rows in (query, key, value):
         found += _rows(rows, held)
     for by_head in (problem.scale, problem.weight, problem.sink, problem.alpha, problem.shift):

@@ -1,0 +1,427 @@
+"""The compiled kernels against the definition in float64: outputs, gradients, edges of tiles, hostile numbers."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from regard import attention, attention_with_lse, plan
+from regard._plan import use_kernel
+from regard.biases import Alibi, Relative
+from regard.kernels import _library, native
+from regard.masks import Causal, Dense, Documents, Padding, Prefix, Window
+from regard.normalizers import Relu, Sigmoid, Softmax
+from regard.scores import Additive, Bilinear, Dot
+from tests.core import cases
+
+NORMALIZERS = [name for name in cases.NORMALIZERS if name.startswith(("softmax", "sigmoid", "relu"))]
+SCORES = [name for name in cases.SCORES if name != "distance"]
+
+
+def error(found: Tensor, exact: Tensor) -> float:
+    """Relative Frobenius error; absolute where the exact answer is 0."""
+    norm = exact.double().norm()
+    return float((found.double() - exact.double()).norm() / (norm if norm > 0 else 1.0))
+
+
+def both(
+    kernel: str, make: Callable[[torch.dtype], tuple[list[Tensor], dict[str, Any]]]
+) -> list[list[Tensor]]:
+    """[output, *gradients] of a call on `kernel` in float32, then of the definition in float32 and in float64."""
+    found = []
+    for name, dtype in ((kernel, torch.float32), ("reference", torch.float32), ("reference", torch.float64)):
+        leaves, keywords = make(dtype)
+        torch.manual_seed(3)
+        with use_kernel(name):
+            output = attention(*leaves[:3], **keywords)
+        upstream = torch.linspace(-1, 1, output.numel(), dtype=torch.float64).sin().view(output.shape)
+        grads = torch.autograd.grad(output, leaves, upstream.to(dtype), allow_unused=True)
+        kept = [torch.zeros_like(x) if g is None else g for x, g in zip(leaves, grads, strict=True)]
+        found.append([output.detach(), *kept])
+    return found
+
+
+def hold(found: list[list[Tensor]], bound: float = 2e-6) -> None:
+    for ours, plain, exact in zip(*found, strict=True):
+        limit = max(2 * error(plain, exact), bound)
+        # Where nearly everything cancels (a bias that adds the same to every key), only rounding is left to compare.
+        if exact.norm() > 1e-5 * len(exact.flatten()) ** 0.5:
+            assert error(ours, exact) <= limit
+        else:
+            torch.testing.assert_close(ours.double(), exact.double(), rtol=0, atol=2e-5)
+
+
+# ---------------------------------------------------------------------------- the whole table of what can be described
+
+
+def table() -> list[tuple[str, str, str, str]]:
+    rows = [(score, "softmax", "causal", "none") for score in SCORES]
+    rows += [("dot", normalize, "offset a sample", "tensor") for normalize in NORMALIZERS]
+    rows += [("dot scale", "softmax", mask, "none") for mask in cases.MASKS]
+    rows += [("additive", "sigmoid", mask, "none") for mask in cases.MASKS]
+    rows += [("dot", normalize, "none", bias) for normalize in NORMALIZERS for bias in cases.BIASES]
+    rows += [
+        ("additive a head", "softmax sink", "window or prefix", "per key and relative"),
+        ("dot scale a head, soft-cap", "softmax sink", "causal and documents", "alibi"),
+        ("dot scale a head, soft-cap", "relu", "dense a head", "relative"),
+        ("cosine", "sigmoid", "tokens", "tensor"),
+    ]
+    return rows
+
+
+@pytest.mark.parametrize("dropout_p", [0.0, 0.3])
+@pytest.mark.parametrize("names", table(), ids=" / ".join)
+def test_core_outputs_and_gradients_are_the_definition(names: tuple[str, ...], dropout_p: float) -> None:
+    def make(dtype: torch.dtype) -> tuple[list[Tensor], dict[str, Any]]:
+        case = cases.make(*names, seed=3, dtype=dtype)
+        return [*cases.inputs(seed=4, dtype=dtype), *case.learned], case.keywords | {"dropout_p": dropout_p}
+
+    hold(both("native", make))
+
+
+# ---------------------------------------------------------------------------- edges of tiles
+
+EDGES = sorted({edge + near for edge in (1, 8, 16, 32, 64, 128, 192) for near in (-1, 0, 1)} - {0})
+WIDTHS = [1, 3, 8, 15, 16, 17, 31, 32, 48, 64, 65, 128, 255, 256]
+
+
+@st.composite
+def shapes(draw: st.DrawFn) -> dict[str, Any]:
+    groups, heads = draw(st.integers(1, 3)), draw(st.integers(1, 2))
+    return {
+        "B": draw(st.integers(1, 2)),
+        "H": heads * groups,
+        "Hkv": heads,
+        "Tq": draw(st.sampled_from(EDGES)),
+        "Tk": draw(st.sampled_from([*EDGES, 383, 385])),
+        "D": draw(st.sampled_from(WIDTHS)),
+        "Dv": draw(st.sampled_from(WIDTHS)),
+        "seed": draw(st.integers(0, 1000)),
+        "layout": draw(st.sampled_from(["dense", "transposed", "sliced", "expanded"])),
+    }
+
+
+def laid_out(tensor: Tensor, layout: str) -> Tensor:
+    if layout == "transposed":
+        return tensor.transpose(1, 2).contiguous().transpose(1, 2)
+    if layout == "sliced":
+        return torch.cat([tensor, tensor], -1)[..., : tensor.shape[-1]]
+    if layout == "expanded":
+        return tensor[:, :1].expand_as(tensor)
+    return tensor
+
+
+def made(shape: dict[str, Any], dtype: torch.dtype) -> list[Tensor]:
+    new = cases.leaf(shape["seed"], torch.float64)
+    B, Tq, Tk = shape["B"], shape["Tq"], shape["Tk"]
+    sizes = [
+        (B, shape["H"], Tq, shape["D"]),
+        (B, shape["Hkv"], Tk, shape["D"]),
+        (B, shape["Hkv"], Tk, shape["Dv"]),
+    ]
+    return [laid_out(new(*size).detach(), shape["layout"]).to(dtype).requires_grad_() for size in sizes]
+
+
+def mechanism(draw: Callable[[Any], Any], shape: dict[str, Any]) -> dict[str, Any]:
+    H, Tq, Tk = shape["H"], shape["Tq"], shape["Tk"]
+    offset = draw(st.integers(-Tq, Tk))
+    new = cases.leaf(shape["seed"] + 1)
+    masks = {
+        "none": None,
+        "causal": Causal(offset=offset),
+        "window": Window(draw(st.integers(0, 70)), draw(st.integers(0, 9)), offset=offset),
+        "window or prefix": Window(5, 0, offset=offset) | Prefix(draw(st.integers(0, Tk))),
+        "padding": Padding(torch.arange(shape["B"]) * 7 % (Tk + 1)),
+        "bool": new(Tq, Tk).detach() > draw(st.sampled_from([-1.0, 0.0, 3.0])),
+        "not bool, a head": ~Dense(new(1, H, Tq, Tk).detach() > 0),
+        "documents": Documents(torch.arange(Tq) // 40, torch.arange(Tk) // 40) & Causal(offset=offset),
+    }
+    biases = {
+        "none": None,
+        "alibi": Alibi(offset=offset),
+        "relative": Relative(new(H, 9).detach(), offset=offset),
+        "pairs": new(1, H, Tq, Tk).detach(),
+        "a key": new(1, 1, 1, Tk).detach(),
+        "a row": new(1, H, Tq, 1).detach(),
+    }
+    mask, bias = draw(st.sampled_from(sorted(masks))), draw(st.sampled_from(sorted(biases)))
+    normalize = draw(st.sampled_from([Softmax(), Softmax(0.5), Sigmoid(-1.0), Relu()]))
+    score = draw(st.sampled_from(["dot", "capped", "additive"]))
+    return {
+        "mask": masks[mask],
+        "bias": biases[bias],
+        "normalize": normalize,
+        "score": {
+            "dot": Dot(),
+            "capped": Dot(softcap=3.0),
+            "additive": Additive(torch.ones(shape["D"]) / shape["D"]),
+        }[score],
+        "dropout_p": draw(st.sampled_from([0.0, 0.25])),
+    }
+
+
+@settings(max_examples=30, deadline=None)
+@given(shapes(), st.data())
+def test_drawn_shapes_strides_masks_and_biases(shape: dict[str, Any], data: st.DataObject) -> None:
+    keywords = mechanism(data.draw, shape)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(data.draw(st.sampled_from([1, 2, 5])))
+    try:
+        hold(both("native", lambda dtype: (made(shape, dtype), _as(keywords, dtype))))
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _as(keywords: dict[str, Any], dtype: torch.dtype) -> dict[str, Any]:
+    bias = keywords["bias"]
+    return keywords | {"bias": bias.to(dtype) if isinstance(bias, Tensor) else bias}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("mask", [None, Causal("lower_right")])
+def test_half_precisions_are_rounded_once(dtype: torch.dtype, mask: Any) -> None:
+    q, k, v = (
+        torch.randn(2, h, t, d).to(dtype).requires_grad_()
+        for h, t, d in ((4, 77, 40), (2, 130, 40), (2, 130, 24))
+    )
+    with use_kernel("native"):
+        output = attention(q, k, v, mask)
+    grads = torch.autograd.grad(output, (q, k, v), torch.ones_like(output))
+    wide = [x.detach().double().requires_grad_() for x in (q, k, v)]
+    exact = attention(*wide, mask)
+    # The gradient of the rows' sums reads the rounded output, as every kernel that saves it does.
+    expected = torch.autograd.grad(exact, wide, torch.ones_like(exact))
+    bound = {torch.bfloat16: 2.5e-3, torch.float16: 3.5e-4}[dtype]
+    assert output.dtype == dtype and error(output.detach(), exact.detach()) <= bound
+    for got, want in zip(grads, expected, strict=True):
+        assert got.dtype == dtype and error(got, want) <= 2 * bound
+
+
+# ---------------------------------------------------------------------------- hostile numbers
+
+
+@pytest.mark.parametrize(
+    "normalize", [Softmax(), Softmax(1.0), Sigmoid(), Relu()], ids=["softmax", "sink", "sigmoid", "relu"]
+)
+@pytest.mark.parametrize("where", ["query", "key", "value"])
+@pytest.mark.parametrize("poison", [torch.nan, torch.inf, -torch.inf])
+def test_what_is_not_finite_shows_where_it_is_seen_and_only_there(
+    normalize: Any, where: str, poison: float
+) -> None:
+    q, k, v = (torch.randn(1, 2, 70, 16) for _ in range(3))
+    {"query": q, "key": k, "value": v}[where][0, 1, 40, 3] = poison
+    for mask in (None, Causal(), Window(9, 0), torch.ones(70, 70, dtype=torch.bool).tril()):
+        found = []
+        for kernel in ("native", "tiled", "reference"):
+            with use_kernel(kernel):
+                leaves = [x.clone().requires_grad_() for x in (q, k, v)]
+                output = attention(*leaves, mask, normalize=normalize)
+                seen = output.detach().nan_to_num(7e7, 7e7, 7e7)
+                grads = torch.autograd.grad(output[:, :, :39].sum(), leaves)
+                found.append([seen, *[grad.nan_to_num(7e7, 7e7, 7e7) for grad in grads]])
+        torch.testing.assert_close(found[0][0], found[2][0], rtol=2e-5, atol=2e-5)
+        for ours, expected in zip(*found[:2], strict=True):
+            torch.testing.assert_close(ours, expected, rtol=2e-5, atol=2e-5)
+
+
+HOSTILE: dict[str, Callable[[Tensor], Tensor]] = {
+    "large scores": lambda x: x * 300.0,
+    "constant": lambda x: torch.full_like(x, 0.7),
+    "one-hot": lambda x: torch.eye(x.shape[-2], x.shape[-1]).expand_as(x) * 50,
+    "denormal": lambda x: x * 1e-39,
+    "zero": torch.zeros_like,
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.parametrize(
+    "score", [Dot(), Dot(softcap=5.0), Additive(torch.ones(32) / 8)], ids=["dot", "capped", "additive"]
+)
+def test_hostile_magnitudes(name: str, score: Any) -> None:
+    torch.manual_seed(1)
+    sources = [HOSTILE[name](torch.randn(1, 2, 130, 32)) for _ in range(2)] + [torch.randn(1, 2, 130, 32)]
+
+    def make(dtype: torch.dtype) -> tuple[list[Tensor], dict[str, Any]]:
+        return [x.to(dtype).requires_grad_() for x in sources], {"score": score, "mask": Causal()}
+
+    hold(both("native", make), 3e-6)
+
+
+def test_additive_far_from_zero_is_right_in_both_halves() -> None:
+    """Beyond 20 the exponentials of query and key are not taken apart."""
+    q = torch.tensor([30.0, -25.0, 0.1, 21.0]).repeat(1, 1, 33, 4) + torch.randn(1, 1, 33, 16) * 0.3
+    k = -q[:, :, :20] + torch.randn(1, 1, 20, 16) * 0.3
+    v = torch.randn(1, 1, 20, 8)
+
+    def make(dtype: torch.dtype) -> tuple[list[Tensor], dict[str, Any]]:
+        return [x.to(dtype).requires_grad_() for x in (q, k, v)], {"score": Additive(torch.ones(16))}
+
+    hold(both("native", make))
+
+
+def test_padding_of_any_magnitude_does_not_reach_the_rest() -> None:
+    q, k, v = (torch.randn(1, 2, 64, 16) for _ in range(3))
+    k[:, :, 40:], v[:, :, 40:] = 3e38, -3e38
+    with use_kernel("native"):
+        output = attention(q, k, v, Padding(torch.tensor([40])))
+    expected = attention(*(x.double() for x in (q, k[:, :, :40], v[:, :, :40])))
+    assert error(output, expected) < 1e-6
+
+
+# ---------------------------------------------------------------------------- memory, threads, bits
+
+
+def test_nothing_is_left_unwritten(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = torch.empty
+
+    def poisoned(*arguments: Any, **keywords: Any) -> Tensor:
+        tensor = original(*arguments, **keywords)
+        return tensor.fill_(torch.nan) if tensor.is_floating_point() else tensor
+
+    monkeypatch.setattr(native.torch, "empty", poisoned)
+    for D, Dv, Tq, Tk in ((16, 8, 5, 9), (33, 65, 130, 200), (64, 64, 64, 64)):
+        q, k, v = (
+            torch.randn(2, h, t, d).requires_grad_() for h, t, d in ((4, Tq, D), (2, Tk, D), (2, Tk, Dv))
+        )
+        for mask in (None, Causal(offset=-3), Padding(torch.tensor([0, 4]))):
+            for normalize in (Softmax(), Sigmoid()):
+                with use_kernel("native"):
+                    output = attention(q, k, v, mask, normalize=normalize, bias=Alibi(offset=-3))
+                grads = torch.autograd.grad(output.sum(), (q, k, v))
+                assert all(bool(torch.isfinite(x).all()) for x in (output, *grads))
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_same_bits_for_the_same_thread_count(threads: int) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        q, k, v = (torch.randn(1, 3, 300, 32, requires_grad=True) for _ in range(3))
+        table = torch.randn(3, 21, requires_grad=True)
+
+        def run() -> list[Tensor]:
+            with use_kernel("native"):
+                output = attention(q, k, v, Causal(), bias=Relative(table))
+            return [output, *torch.autograd.grad(output.square().sum(), (q, k, v, table))]
+
+        first = run()
+        for _ in range(5):
+            assert all(torch.equal(a, b) for a, b in zip(run(), first, strict=True))
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_several_python_threads_at_once() -> None:
+    inputs = [[torch.randn(1, 4, 200, 32) for _ in range(3)] for _ in range(4)]
+    with use_kernel("native"):
+        expected = [attention(*three, Causal()) for three in inputs]
+    wrong: list[int] = []
+
+    def work(n: int) -> None:
+        for _ in range(40):
+            with use_kernel("native"):
+                if not torch.equal(attention(*inputs[n], Causal()), expected[n]):
+                    wrong.append(n)
+
+    workers = [threading.Thread(target=work, args=(n,)) for n in range(4)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert not wrong
+
+
+def test_a_forked_child_computes_on_one_thread() -> None:
+    code = """
+import os, torch
+from regard import attention
+from regard._plan import use_kernel
+torch.set_num_threads(2)
+q = torch.randn(1, 4, 100, 32, requires_grad=True)  # small: torch's own team does not survive a fork either
+with use_kernel("native"):
+    expected = attention(q, q, q)
+pid = os.fork()
+if not pid:
+    with use_kernel("native"):
+        output = attention(q, q, q)
+    os._exit(0 if torch.allclose(output, expected) else 3)
+assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+with use_kernel("native"):
+    assert torch.equal(attention(q, q, q), expected)
+"""
+    subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True, timeout=60)
+
+
+def test_wide_lanes_pass_the_same_tests() -> None:
+    """The 16-lane code, which AVX-512 runs, compiled for this processor."""
+    library = _library.library()
+    assert library is not None and "wide" in library.variants
+    if library.variant == "wide":
+        return
+    command = [sys.executable, "-m", "pytest", "-q", "-x", __file__, "-k", "core or hostile or drawn or half"]
+    done = subprocess.run(
+        command, env={**os.environ, "REGARD_ISA": "wide"}, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stdout[-3000:]
+
+
+# ---------------------------------------------------------------------------- what the planner says
+
+
+def test_the_plan_says_what_is_compiled_and_why_not() -> None:
+    q = torch.randn(1, 2, 200, 16)
+    assert plan(q, q, q, Causal()).kernel == "native"
+    for other, word in (
+        (q.double(), "float64"),
+        (torch.randn(1, 2, 200, 257), "256"),
+    ):
+        made = plan(other, other, other)
+        assert made.kernel == "tiled" and word in made.reasons["native"]
+    assert "callable" in plan(q, q, q, score=lambda a, b: a @ b.mT).reasons["native"]
+
+
+@pytest.mark.parametrize("heads", list(itertools.product((1, 4), (1, 2))))
+def test_the_short_way_is_the_long_way(heads: tuple[int, int]) -> None:
+    groups, hkv = heads
+    for dtype, T, mask in itertools.product((torch.float32, torch.bfloat16), (9, 90), (None, Causal())):
+        q, k = torch.randn(2, groups * hkv, T, 24).to(dtype), torch.randn(2, hkv, T, 24).to(dtype)
+        with use_kernel("native"):
+            expected = attention(q, k, k, mask)
+        assert error(attention(q, k, k, mask), expected) <= {torch.float32: 1e-6, torch.bfloat16: 4e-3}[dtype]
+    with pytest.raises(ValueError, match="value"):
+        attention(q, k, k[:, :, :-1])
+
+
+def test_log_sum_exp_and_its_gradient() -> None:
+    def run(kernel: str, dtype: torch.dtype) -> list[Tensor]:
+        torch.manual_seed(0)
+        q, k, v = (torch.randn(1, 2, 50, 8).to(dtype).requires_grad_() for _ in range(3))
+        with use_kernel(kernel):
+            output, lse = attention_with_lse(q, k, v, Causal(offset=-2), normalize=Softmax(0.3))
+        grads = torch.autograd.grad(output.sum() + lse[:, :, 2:].sin().sum(), (q, k, v))
+        return [output.detach(), lse.detach(), *grads]
+
+    for ours, exact in zip(run("native", torch.float32), run("reference", torch.float64), strict=True):
+        torch.testing.assert_close(ours.double(), exact, rtol=1e-5, atol=1e-5)
+
+
+def test_what_was_projected_in_float32_meets_half_precision_values() -> None:
+    q, k, v = (torch.randn(1, 2, 40, 16).bfloat16() for _ in range(3))
+    weight = torch.randn(16, 16, requires_grad=True)
+    with use_kernel("native"):
+        output = attention(q, k, v, score=Bilinear(weight))
+    (grad,) = torch.autograd.grad(output.sum(), weight)
+    assert output.dtype == torch.bfloat16 and grad.dtype == torch.float32
+    exact = attention(q.double(), k.double(), v.double(), score=Bilinear(weight.detach().double()))
+    assert error(output.detach(), exact) < 4e-3
