@@ -205,8 +205,8 @@ def _induction(site: Site, weights: Tensor, keys: Tensor) -> dict[str, Tensor]:
     if site.query_tokens != site.key_tokens or site.kind != "self" or not len(ids) or bool((ids < 0).any()):
         return {}
     place = torch.arange(len(ids))
-    same = ids[:, None] == ids.unique()[None, :]
-    earliest = torch.where(same, place[:, None], len(ids)).amin(0)[ids.unique(return_inverse=True)[1]]
+    numbers = ids.unique(return_inverse=True)[1]
+    earliest = torch.full_like(ids, len(ids)).scatter_reduce(0, numbers, place, "amin")[numbers]
     special = torch.tensor([token.special for token in site.key_tokens])
     repeated = (earliest <= place - 2) & ~special
     if int(repeated.sum()) < _REPEATS:
