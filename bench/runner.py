@@ -81,8 +81,9 @@ def run(case: AnyCase, threads: Sequence[int] = (1, 2), rounds: int = 9, memory:
         return Outcome(case, seconds=seconds, judged=judged)
     verdict = agree.check(case)
     if not verdict.agrees:
+        words = "the two sides disagree" if case.truth is None else "wrong"
         found = f"{verdict.where} is off by {verdict.error:.1e} ({agree.allowance(case)})"
-        return Outcome(case, verdict, refused=f"the two sides disagree: {found}")
+        return Outcome(case, verdict, refused=f"{words}: {found}")
     outcome = Outcome(case, verdict)
     if case.timed:
         outcome.timings = [measure.time_case(case, count, rounds) for count in threads]
