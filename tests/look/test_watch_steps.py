@@ -205,8 +205,8 @@ def test_a_translator_has_three_kinds_of_sites(num_beams):
 
 
 def test_steps_of_ones_own_module_with_a_cache():
-    from regard.nn import GrowingCache, SelfAttention
     from regard.masks import Causal
+    from regard.nn import GrowingCache, SelfAttention
 
     torch.manual_seed(0)
     module = SelfAttention(8, 2, mask=Causal()).eval()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -50,7 +50,7 @@ def doctor(model: nn.Module, inputs: Mapping[str, Any] | None = None) -> list[Fi
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"doctor(model): model must be a torch.nn.Module; got {type(model).__name__}")
-    found = [_finding(model, name, module) for name, module in attention_modules(model)]
+    found = [finding(model, name, module) for name, module in attention_modules(model)]
     return found if inputs is None else _tried(model, inputs, found)
 
 
@@ -108,9 +108,10 @@ def _source(kind: Any) -> str:
 # ---------------------------------------------------------------------------- one module
 
 
-def _finding(model: nn.Module, name: str, module: nn.Module) -> Finding:
+def finding(model: nn.Module, name: str, module: nn.Module) -> Finding:
+    """What there is to say of one attention module, from its class and its weights."""
     implementation, seen, why, fix = _verdict(model, module)
-    if compiled(module) or compiled(model):
+    if _inside_compiled(model, name):
         seen, why = "nothing", "torch.compile runs it inside a graph"
         fix = "watch(compiled._orig_mod), or do not compile it"
     elif any(parameter.device.type == "meta" for parameter in module.parameters()):
@@ -170,6 +171,16 @@ def _dispatched(chosen: str) -> tuple[str, str, str, str]:
     return chosen, "nothing", why, 'model.set_attn_implementation("sdpa")'
 
 
+def _inside_compiled(model: nn.Module, name: str) -> bool:
+    """Whether a module, or one that it is part of, was compiled."""
+    part: nn.Module | None = model
+    for step in name.split("."):
+        if part is None or compiled(part):
+            break
+        part = dict(part.named_children()).get(step)
+    return part is not None and compiled(part)
+
+
 def compiled(module: nn.Module) -> bool:
     """Whether torch.compile or TorchScript took a module's forward into a graph."""
     frames = sys.modules.get("torch._dynamo.eval_frame")  # where it was never imported, nothing was compiled
@@ -192,8 +203,7 @@ def _tried(model: nn.Module, inputs: Mapping[str, Any], found: list[Finding]) ->
     with torch.no_grad(), watch(model, keep=Keep(statistics=("max",))) as record:
         model(**inputs)
     sites = {site.name: site for site in record.sites}
-    reasons = {note.split(":", 1)[0]: note.split(":", 1)[1].strip() for note in record.notes if ":" in note}
-    told = [_after(finding, sites.pop(finding.name, None), reasons) for finding in found]
+    told = [_after(finding, sites.pop(finding.name, None), record.notes) for finding in found]
     for name, site in sites.items():
         seen = "weights" if site.score_unknown else "everything"
         told.append(
@@ -202,15 +212,14 @@ def _tried(model: nn.Module, inputs: Mapping[str, Any], found: list[Finding]) ->
     return told
 
 
-def _after(finding: Finding, site: Any, reasons: Mapping[str, str]) -> Finding:
+def _after(finding: Finding, site: Any, notes: Sequence[str]) -> Finding:
     name, module, implementation = finding.name, finding.module, finding.implementation
     if site is None:
         if finding.seen == "nothing":
             return finding
-        why = reasons.get(name, "it gave nothing to see when it ran, or did not run on these inputs")
-        return Finding(
-            name, module, implementation, "nothing", why, finding.fix if finding.seen != "weights" else ""
-        )
+        own = [note for note in notes if note.startswith((f"{name}: ", f"{name} ("))]
+        why = own[0].split(": ", 1)[-1] if own else "it did not run on these inputs"
+        return Finding(name, module, implementation, "nothing", why)
     seen = "weights" if site.score_unknown else "everything"
     why = (
         "it was seen when it ran"

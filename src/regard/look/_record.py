@@ -306,7 +306,8 @@ class Record:
 
         beam_indices (N, steps): the beam that each token of each sequence came from, -1 after its end, as transformers'
         `generate(num_beams=..., return_dict_in_generate=True, output_scores=True).beam_indices` gives them. Pooled
-        maps are of the last beams, and are dropped. Raises ValueError where there was no such generation, or more steps in it.
+        maps, which are of the last beams, are dropped. Raises ValueError where there was no such generation, or fewer
+        steps in it.
         """
         from regard.look import _watch_steps
 

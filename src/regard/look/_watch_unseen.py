@@ -42,7 +42,7 @@ def unseen(model: nn.Module, ran: set[str], seen: set[str]) -> Iterator[str]:
         inside = any(one == name or one.startswith(name + ".") for one in seen)
         if name not in ran or inside or (name == type(model).__name__ and seen):
             continue
-        found = _doctor_model._finding(model, name, module)
+        found = _doctor_model.finding(model, name, module)
         fix = f"; {found.fix}" if found.seen == "nothing" else ""
         why = found.why if found.seen == "nothing" else "no call that a watch can follow"
         yield f"{name} ({found.module}) ran, and its attention was not seen: {why}{fix}"
