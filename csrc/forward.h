@@ -6,15 +6,17 @@
 namespace {
 
 // What a group has summed up while tiles pass: outputs [column][lane], and under softmax maximum and total a lane.
+// moment, where it is wanted: the sum of weight times (score - maximum).
 struct Sums {
-    float *output, *peak, *total;
+    float *output, *peak, *total, *moment;
 };
 
 // ---------------------------------------------------------------------------- stage two
 
 // exp2(score - running maximum); what was summed before is scaled to the new maximum.
-inline void weigh_softmax(float *tile, int64_t keys, const Sums &sums, int64_t Dv) {
-    F top[VECTORS], peak[VECTORS], total[VECTORS];
+template <bool MOMENT>
+void weigh_softmax(float *tile, int64_t keys, const Sums &sums, int64_t Dv) {
+    F top[VECTORS], peak[VECTORS], total[VECTORS], moment[VECTORS] = {};
     for (int n = 0; n < VECTORS; ++n) top[n] = load(sums.peak + n * LANES);
     for (int64_t k = 0; k < keys; ++k)
         for (int n = 0; n < VECTORS; ++n) top[n] = larger(load(tile + k * GROUP + n * LANES), top[n]);
@@ -22,8 +24,10 @@ inline void weigh_softmax(float *tile, int64_t keys, const Sums &sums, int64_t D
         const F before = load(sums.peak + n * LANES);
         peak[n] = pick(top[n] == all(-INF), F{}, top[n]);
         total[n] = load(sums.total + n * LANES);
+        if constexpr (MOMENT) moment[n] = load(sums.moment + n * LANES);
         if (!any(top[n] != before)) continue;
         const F factor = exp2(before - peak[n]);
+        if constexpr (MOMENT) moment[n] = (moment[n] + total[n] * larger(all(-127.0f), before - peak[n])) * factor;
         total[n] *= factor;
         for (int64_t c = 0; c < Dv; ++c) {
             float *at = sums.output + c * GROUP + n * LANES;
@@ -34,11 +38,15 @@ inline void weigh_softmax(float *tile, int64_t keys, const Sums &sums, int64_t D
     for (int64_t k = 0; k < keys; ++k)
         for (int n = 0; n < VECTORS; ++n) {
             float *at = tile + k * GROUP + n * LANES;
-            const F weight = exp2(load(at) - peak[n]);
+            const F below = load(at) - peak[n], weight = exp2(below);
             store(at, weight);
             total[n] += weight;
+            if constexpr (MOMENT) moment[n] += weight * larger(all(-127.0f), below);
         }
-    for (int n = 0; n < VECTORS; ++n) store(sums.total + n * LANES, total[n]);
+    for (int n = 0; n < VECTORS; ++n) {
+        store(sums.total + n * LANES, total[n]);
+        if constexpr (MOMENT) store(sums.moment + n * LANES, moment[n]);
+    }
 }
 
 REGARD_INLINE F sigmoid(F score, float shift) {
@@ -57,11 +65,11 @@ inline void weigh_each(const Block &block, float *tile, int64_t keys, int64_t ld
         }
 }
 
-inline void drop(const Block &block, int g, Span span, float *tile, int64_t ld) {
-    for (int64_t k = span.first; k < span.last; ++k, tile += ld)
+// What dropout leaves of a tile; `to` may be the tile itself.
+inline void drop(const Block &block, int g, Span span, const float *tile, float *to) {
+    for (int64_t k = span.first; k < span.last; ++k, tile += GROUP, to += GROUP)
         for (int n = 0; n < VECTORS; ++n)
-            store(tile + n * LANES,
-                  load(tile + n * LANES) * kept(block.a, block.seeds + g * GROUP + n * LANES, k));
+            store(to + n * LANES, load(tile + n * LANES) * kept(block.a, block.seeds + g * GROUP + n * LANES, k));
 }
 
 // ---------------------------------------------------------------------------- a block, tile by tile
@@ -89,26 +97,41 @@ struct ForwardRoom {
     }
 };
 
-template <int SCORE>
+// Nobody looks at the weights; observe.h has the one who does.
+struct Unwatched {
+    void open_tile(int64_t, int64_t) {}
+    float *tile(int, Span, const ForwardRoom &room) { return room.tile; }
+    float *moment(int) { return nullptr; }
+    void scores(int, Span, const float *) {}
+    void weights(const Block &, int, Span, const float *, const Sums &) {}
+    void close(const Block &, const ForwardRoom &, const float *) {}
+};
+
+template <int SCORE, class Watch>
 void forward_tile(const Block &block, int g, Span span, const Keys &keys, int64_t first, const Floats &values,
-                  const ForwardRoom &room) {
+                  const ForwardRoom &room, Watch &watch) {
     const Arguments &a = block.a;
     const int64_t count = span.last - span.first;
     const int open = look_up(block, g, span, room.bits);
     if (!open) return;
-    const Sums sums{room.output + g * a.Dv * GROUP, room.peak + g * GROUP, room.total + g * GROUP};
-    score_tile<SCORE>(block, g, keys, span.first - first, span.last - first, room.tile, GROUP);
-    finish_scores(block, g, span, room.tile, GROUP, nullptr);
-    if (open == 1) close_by_bits(room.bits, count, room.tile, GROUP);
-    if (a.normalize == SOFTMAX) weigh_softmax(room.tile, count, sums, a.Dv);
-    else weigh_each(block, room.tile, count, GROUP);
-    if (a.dropped) drop(block, g, span, room.tile, GROUP);
-    product<false, true>(a.Dv, count, values.row(span.first - first), values.stride, room.tile, GROUP, sums.output,
-                         GROUP);
+    const Sums sums{room.output + g * a.Dv * GROUP, room.peak + g * GROUP, room.total + g * GROUP, watch.moment(g)};
+    float *tile = watch.tile(g, span, room);
+    score_tile<SCORE>(block, g, keys, span.first - first, span.last - first, tile, GROUP);
+    finish_scores(block, g, span, tile, GROUP, nullptr);
+    if (open == 1) close_by_bits(room.bits, count, tile, GROUP);
+    if (a.normalize == SOFTMAX) watch.scores(g, span, tile);
+    if (a.normalize != SOFTMAX) weigh_each(block, tile, count, GROUP);
+    else if (sums.moment) weigh_softmax<true>(tile, count, sums, a.Dv);
+    else weigh_softmax<false>(tile, count, sums, a.Dv);
+    watch.weights(block, g, span, tile, sums);
+    if (a.dropped) drop(block, g, span, tile, room.tile);
+    product<false, true>(a.Dv, count, values.row(span.first - first), values.stride, a.dropped ? room.tile : tile,
+                         GROUP, sums.output, GROUP);
 }
 
 // Divides by the totals (a sink takes its share), writes outputs and row numbers. Returns whether all is finite.
-inline bool close_block(const Block &block, const ForwardRoom &room) {
+template <class Watch>
+bool close_block(const Block &block, const ForwardRoom &room, Watch &watch) {
     const Arguments &a = block.a;
     const float sink = a.sink.data ? *a.sink.at(block.b, block.h) * LOG2E : -INF;
     const int64_t row = (block.b * a.H + block.h) * a.Tq + block.first, rows = a.B * a.H * a.Tq;
@@ -128,6 +151,7 @@ inline bool close_block(const Block &block, const ForwardRoom &room) {
             if (a.rows) a.rows[row + lane] = empty ? 0.0f : peak, a.rows[rows + row + lane] = empty ? 0.0f : total;
             if (a.lse) a.lse[row + lane] = empty ? -INF : peak * LN2 + ::logf(total);
         }
+    watch.close(block, room, factors);
     bool finite = true;
     for (int g = 0; g * GROUP < block.rows; ++g)
         finite &= lanes_to_rows(room.output + g * a.Dv * GROUP, factors + g * GROUP, block.rows - g * GROUP, a.Dv,
@@ -135,9 +159,13 @@ inline bool close_block(const Block &block, const ForwardRoom &room) {
     return finite;
 }
 
-template <int SCORE>
-bool forward_block(const Arguments &a, int64_t b, int64_t h, int64_t first, int64_t rows, const ForwardRoom &room) {
-    const int64_t step = a.D + a.Dv > 256 ? KEYS / 2 : KEYS;
+// Keys of a tile.
+inline int64_t tile_keys(const Arguments &a) { return a.D + a.Dv > 256 ? KEYS / 2 : KEYS; }
+
+template <int SCORE, class Watch>
+bool forward_block(const Arguments &a, int64_t b, int64_t h, int64_t first, int64_t rows, const ForwardRoom &room,
+                   Watch &watch) {
+    const int64_t step = tile_keys(a);
     Block block{a, b, h, h / (a.H / a.Hkv), first, rows, 1, 1, room.query, room.lifted, false, {}, {}};
     const bool finite = open_block<SCORE>(block, room.pack);
     std::memset(room.output, 0, BLOCK * a.Dv * sizeof(float));
@@ -146,15 +174,16 @@ bool forward_block(const Arguments &a, int64_t b, int64_t h, int64_t first, int6
         const int64_t end = block.seen.ranges[range][1];
         for (int64_t k = block.seen.ranges[range][0]; k < end; k += step) {
             const int64_t stop = least(k + step, end);
+            watch.open_tile(k, stop);
             const Keys keys = open_keys<SCORE>(block, k, stop - k, room.keys, room.keys_lifted);
             const Floats values = rows_of(a.value, a.kind, b, block.hkv, k, stop - k, a.Dv, room.values);
             for (int g = 0; g * GROUP < block.rows; ++g) {
                 const Span span = block.seen.span(g, k, stop);
-                if (span.first < span.last) forward_tile<SCORE>(block, g, span, keys, k, values, room);
+                if (span.first < span.last) forward_tile<SCORE>(block, g, span, keys, k, values, room, watch);
             }
         }
     }
-    return close_block(block, room) && finite;
+    return close_block(block, room, watch) && finite;
 }
 
 // A key that is not finite may hide behind a weight of 0 or 1: such calls are for a kernel that looks.
@@ -191,8 +220,9 @@ int32_t forward(const Arguments &a) {
             return;
         }
         const ForwardRoom room(a, own);
+        Unwatched nobody;
         if (!forward_block<SCORE>(a, head / a.H, head % a.H, block * height,
-                                  least(height, a.Tq - block * height), room))
+                                  least(height, a.Tq - block * height), room, nobody))
             __atomic_store_n(&status, REGARD_NOT_FINITE, __ATOMIC_RELAXED);
     };
     if (a.threads <= 1 || work <= 1) {

@@ -4,6 +4,7 @@
 #include <omp.h>
 
 #include "backward.h"
+#include "observe.h"
 #include "threshold.h"
 
 namespace {
@@ -38,6 +39,11 @@ int32_t run_backward(void *arguments) {
     return a.score == ADDITIVE ? backward<ADDITIVE>(a) : backward<DOT>(a);
 }
 
+int32_t run_observe(void *arguments) {
+    const auto &call = *static_cast<const observing::Observed *>(arguments);
+    return call.call.score == ADDITIVE ? observing::observe<ADDITIVE>(call) : observing::observe<DOT>(call);
+}
+
 }  // namespace
 
-extern "C" const RegardKernels REGARD_TABLE = {{fill, run_forward, run_backward}};
+extern "C" const RegardKernels REGARD_TABLE = {{fill, run_forward, run_backward, run_observe}};

@@ -4,7 +4,7 @@
 #include <cstdint>
 
 // Raised with every change of a struct or of the order of the kernels: src/regard/kernels/_library.py has its twin.
-#define REGARD_ABI 3
+#define REGARD_ABI 4
 
 // Every kernel takes a pointer to its own struct of arguments and returns a status.
 typedef int32_t (*RegardKernel)(void *arguments);
@@ -19,7 +19,7 @@ enum RegardStatus : int32_t {
 };
 
 // The number of a kernel in the table, and in regard_call.
-enum RegardWhich : int32_t { REGARD_FILL = 0, REGARD_FORWARD, REGARD_BACKWARD, REGARD_COUNT };
+enum RegardWhich : int32_t { REGARD_FILL = 0, REGARD_FORWARD, REGARD_BACKWARD, REGARD_OBSERVE, REGARD_COUNT };
 
 typedef struct {
     RegardKernel run[REGARD_COUNT];

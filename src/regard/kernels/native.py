@@ -243,14 +243,17 @@ def _address(tensor: Tensor | None) -> int:
     return 0 if tensor is None else tensor.data_ptr()
 
 
-def _call(which: int, problem: Problem, held: list[Tensor], last: list[int]) -> bool:
-    """Run a kernel; whether what it wrote may be used. ``held`` keeps what addresses point to."""
+def _call(which: int, problem: Problem, held: list[Tensor], last: list[int], more: bytes = b"") -> bool:
+    """Run a kernel; whether what it wrote may be used. ``held`` keeps what addresses point to.
+
+    more: what the kernel takes behind the arguments of a call.
+    """
     library = _library.library()
     assert library is not None
     numbers = _numbers(problem, held) + last
     numbers += [0] * (105 - len(numbers))
     raised = 1.0 / (1.0 - problem.dropout_p) if problem.dropout_p < 1 else 0.0
-    packed = _PACKED.pack(*numbers, problem.factor, problem.softcap, raised)
+    packed = _PACKED.pack(*numbers, problem.factor, problem.softcap, raised) + more
     status: int = library.handle.regard_call(which, packed)
     if status not in (_library.OK, _NOT_FINITE):
         raise MemoryError("regard: the compiled kernel found no room for its tiles")
