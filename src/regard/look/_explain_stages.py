@@ -113,17 +113,20 @@ def _bias_and_mask(view: View, scores: Tensor) -> tuple[list[Step], Tensor]:
     steps: list[Step] = []
     if view.call.bias is not None:
         added = view.head_of(view.call.bias.value(view.at()).to(scores.dtype))
+        again = view.rows(scores).double() + view.rows(added).double()
         scores = scores + added
+        check = compare(view.rows(scores), again, "the sum written out")
         steps.append(view.over_keys("bias", "b_ij", added, ()))
-        steps.append(view.over_keys("scores + bias", "s_ij + b_ij", scores, ()))
+        steps.append(view.over_keys("scores + bias", "s_ij + b_ij", scores, [check]))
     if view.call.mask is not None:
         allowed = view.head_of(view.call.mask.allowed(view.at()))
+        again = scores.masked_fill(~view.met(), -torch.inf)
         scores = scores.masked_fill(~allowed, -torch.inf)
         shown = view.rows(allowed)
         note = f"{int((~shown).sum())} of {shown.numel()} pairs may not meet"
-        steps.append(
-            view.over_keys("masked", "s_ij where query i may attend to key j", scores, (), note=note)
-        )
+        check = compare(view.rows(scores), view.rows(again), "the pairs that meet where all scores are equal")
+        formula = "s_ij where query i may attend to key j"
+        steps.append(view.over_keys("masked", formula, scores, [check], note=note))
     return steps, scores
 
 

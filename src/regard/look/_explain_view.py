@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 import regard
 from regard._call import Call, prepare
 from regard._frame import At, coordinates, wide
 from regard.look._explain_step import Check, Step
+from regard.masks import Dense, Window
 from regard.normalizers import Softmax
 from regard.scores import Dot
 
@@ -110,6 +112,16 @@ class View:
     def weights(self) -> Tensor:
         """(Tq, Tk): `attention_weights` of the head."""
         return self.one(self.four(regard.attention_weights(*self.public[:2], **self.mechanism)))
+
+    def met(self) -> Tensor:
+        """(Tq, Tk) bool: the pairs of the head that get weight where all scores are equal: the mask alone decides."""
+        given = self.mechanism["mask"]
+        mask = Dense(given) if isinstance(given, Tensor) else given
+        offset, batch = self.call.offset, self.call.frame.batch
+        # Where the bias places the queries for both, the mask is told here.
+        placed = Window(None, None, offset=offset.reshape(batch) if isinstance(offset, Tensor) else offset)
+        query, key = (torch.zeros_like(tensor) for tensor in self.public[:2])
+        return self.one(self.four(regard.attention_weights(query, key, mask=mask & placed))) > 0
 
     def output(self) -> Tensor:
         """(B, H, Tq, Dv): `attention`."""
