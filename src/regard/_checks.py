@@ -334,6 +334,23 @@ def count(name: str, value: Any) -> None:
         wrong_value(name, "0 or more", value)
 
 
+def rows(given: Any, Tq: int) -> tuple[int, ...] | None:
+    """Numbers of rows, those from the end counted from the start; None where none are asked for."""
+    if given is None:
+        return None
+    if isinstance(given, Tensor) and given.ndim == 1 and not given.is_floating_point():
+        given = given.tolist()
+    if isinstance(given, (str, Tensor)) or not isinstance(given, Iterable):
+        wrong_type("rows", "a sequence of row numbers", given, "Say rows=(0,).")
+    found = list(given)
+    for row in found:
+        if not is_int(row):
+            wrong_type("rows", "whole numbers", row)
+        if not -Tq <= row < Tq:
+            wrong_value("rows", f"numbers from {-Tq} to {Tq - 1}" if Tq else "none, there are no rows", row)
+    return tuple(row % Tq for row in found)
+
+
 def pieces(outputs: Any, lses: Any, sink: Any) -> None:
     """What ``merge`` takes: as many outputs as lses, of shapes that fit."""
     for given in (outputs, lses):

@@ -13,7 +13,9 @@ from regard import _checks, _plan
 from regard._call import Call, prepare
 from regard._frame import coordinates, wide
 from regard.biases import Bias
-from regard.kernels import inline, reference
+from regard.kernels import _ops, inline, native_observe, reference
+from regard.kernels.native_observe import Wanted
+from regard.kernels.problem import lower
 from regard.masks import Mask
 from regard.normalizers import Normalizer, Softmax
 from regard.scores import Dot, Score
@@ -32,8 +34,8 @@ class Observation:
     ``-sum_j w_ij log w_ij``. received (*batch, H, Tk): ``sum_i w_ij``, the attention that each key got.
     top_weights, top_keys (*batch, H, Tq, k): the k largest weights of a row and their keys (weight 0, key -1 where a
     row sees fewer). pooled, pooled_max (*batch, H, rows, columns): the mean over the rows of a cell of their weight in
-    it (so that a row of cells sums to what a row of weights does), and the largest weight in it.
-    None for what was not asked for.
+    it (so that a row of cells sums to what a row of weights does), and the largest weight in it. row_weights
+    (*batch, H, len(rows), Tk): the weights of the chosen rows. None for what was not asked for.
     """
 
     output: Tensor
@@ -45,6 +47,7 @@ class Observation:
     top_keys: Tensor | None = None
     pooled: Tensor | None = None
     pooled_max: Tensor | None = None
+    row_weights: Tensor | None = None
 
 
 def observe(
@@ -60,23 +63,53 @@ def observe(
     statistics: Sequence[str] = STATISTICS,
     topk: int = 0,
     pool: int = 0,
+    rows: Sequence[int] | None = None,
 ) -> Observation:
     """``attention``, watched: the same output and statistics of the weights, never the weights themselves.
 
     statistics: any of "lse", "max", "entropy", "received"; topk: how many of the largest weights of each row to keep;
-    pool: the side of a pooled map, at most ``pool`` x ``pool`` cells. See ``Observation`` for what comes back.
-    Memory is linear in Tq and Tk. Raises as ``attention`` does, and ValueError for an unknown statistic.
+    pool: the side of a pooled map, at most ``pool`` x ``pool`` cells; rows: numbers of rows (from the end where
+    negative) whose weights are wanted as they are. See ``Observation`` for what comes back. Memory is linear in Tq and
+    Tk. Raises as ``attention`` does, ValueError for an unknown statistic and for a row that there is not.
+
+    Compiled (softmax, sigmoid, relu; float32 and half precisions, on the CPU, topk up to 64) the statistics are taken
+    while the output is computed, in one pass; elsewhere from blocks of weights that are made once more.
     """
-    wanted = _checks.statistics(statistics, STATISTICS)
+    asked = _checks.statistics(statistics, STATISTICS)
     _checks.count("topk", topk)
     _checks.count("pool", pool)
     call = prepare(query, key, value, mask, score, normalize, bias, dropout_p)
-    output, _ = _plan.choose(call).run(call, False)
+    wanted = Wanted(frozenset(asked), topk, pool, _checks.rows(rows, call.frame.Tq))
+    kernel = _plan.choose(call)
+    found = _compiled(call, kernel, wanted)
+    if found is not None:
+        output, results = found
+        return Observation(call.shaped(output), **{name: call.shaped(x) for name, x in results.items()})
+    output, _ = kernel.run(call, False)
     with torch.no_grad(), _plan.without_autocast(query.device):
-        seen = _Seen(call, wanted, topk, pool)
+        seen = _Seen(call, wanted)
         for span, keys in _strips(call):
             seen.add(span, keys)
     return Observation(call.shaped(output), **seen.results())
+
+
+def _compiled(call: Call, kernel: _plan.Kernel, wanted: Wanted) -> tuple[Tensor, dict[str, Tensor]] | None:
+    """Output and statistics by the compiled observer, None where the call is not for it.
+
+    Where ``attention`` would run another kernel, or gradients are needed, the output is that kernel's.
+    """
+    forced = _plan.forced()
+    if _ops.watched() or (forced or "native") != "native" or native_observe.refuses(call, wanted) is not None:
+        return None
+    with _plan.without_autocast(call.query.device):
+        problem = lower(call, False, "native")
+        alike = kernel.name == "native" and call.frame.Tq > native_observe.FEW_QUERIES
+        alike = alike and not _plan._needs_gradient(problem)
+        with torch.no_grad():
+            seen = native_observe.observe(problem, wanted)
+    if seen is None:
+        return None
+    return seen.output if alike else kernel.run(call, False)[0], seen.statistics
 
 
 def _strips(call: Call) -> list[tuple[tuple[int, int], tuple[int, int]]]:
@@ -87,8 +120,9 @@ def _strips(call: Call) -> list[tuple[tuple[int, int], tuple[int, int]]]:
 class _Seen:
     """Statistics that fill up, block of rows by block of rows."""
 
-    def __init__(self, call: Call, wanted: set[str], topk: int, pool: int) -> None:
-        self.call, self.wanted = call, wanted
+    def __init__(self, call: Call, asked: Wanted) -> None:
+        self.call, self.rows = call, asked.rows
+        wanted, topk, pool = asked.statistics, asked.topk, asked.pool
         frame, dtype = call.frame, wide(call.query[..., :0]).dtype
         zeros = torch.zeros(frame.B, frame.H, frame.Tq, dtype=dtype, device=frame.device)
         self.lse = (
@@ -107,6 +141,9 @@ class _Seen:
         cells = (frame.B, frame.H, -(-frame.Tq // max(1, self.tall)), -(-frame.Tk // max(1, self.across)))
         self.pooled = zeros.new_zeros(cells) if pool else None
         self.pooled_max = zeros.new_zeros(cells) if pool else None
+        self.row_weights = None
+        if self.rows is not None:
+            self.row_weights = zeros.new_zeros(frame.B, frame.H, len(self.rows), frame.Tk)
 
     def add(self, span: tuple[int, int], keys: tuple[int, int]) -> None:
         call, rows, seen = self.call, slice(*span), slice(*keys)
@@ -127,6 +164,9 @@ class _Seen:
             self._add_top(weights, rows, keys)
         if self.pooled is not None:
             self._add_pooled(weights, span, keys)
+        if self.rows is not None and self.row_weights is not None:
+            here = [n for n, row in enumerate(self.rows) if span[0] <= row < span[1]]
+            self.row_weights[:, :, here, seen] = weights[:, :, [self.rows[n] - span[0] for n in here]]
 
     def _add_top(self, weights: Tensor, rows: slice, keys: tuple[int, int]) -> None:
         assert self.top_weights is not None and self.top_keys is not None
@@ -157,7 +197,7 @@ class _Seen:
             rows = torch.arange(self.pooled.shape[2], device=self.pooled.device)
             heights = (self.call.frame.Tq - rows * self.tall).clamp(max=self.tall)
             self.pooled /= heights[:, None]
-        names = (*STATISTICS, "top_weights", "top_keys", "pooled", "pooled_max")
+        names = (*STATISTICS, "top_weights", "top_keys", "pooled", "pooled_max", "row_weights")
         found = {name: getattr(self, name) for name in names}
         return {name: None if tensor is None else self.call.shaped(tensor) for name, tensor in found.items()}
 

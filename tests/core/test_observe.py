@@ -13,13 +13,23 @@ from torch import Tensor
 from regard import Observation, attention, attention_weights, attention_with_lse, observe
 from regard._plan import use_kernel
 from regard.biases import Alibi, Relative
-from regard.kernels import inline
+from regard.kernels import inline, native_observe
 from regard.masks import Causal, Dense, Documents, Padding, Prefix, Rule, Window
 from regard.normalizers import Entmax, Entmax15, Relu, Sigmoid, Softmax, Sparsemax
 from regard.scores import Additive, Cosine, Distance, Dot, Modified
 
 B, H, HKV, TQ, TK, D, DV = 2, 4, 2, 23, 29, 8, 5
-FIELDS = ("lse", "max", "entropy", "received", "top_weights", "top_keys", "pooled", "pooled_max")
+FIELDS = (
+    "lse",
+    "max",
+    "entropy",
+    "received",
+    "top_weights",
+    "top_keys",
+    "pooled",
+    "pooled_max",
+    "row_weights",
+)
 
 
 def randn(seed: int, *shape: int) -> Tensor:
@@ -48,6 +58,14 @@ NORMALIZERS = [Softmax(), Softmax(1.0), Sparsemax(), Entmax15(), Entmax(1.2), Si
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Several blocks of rows even at these sizes."""
     monkeypatch.setattr(inline, "_BUDGET", B * H * TK * 5)
+
+
+@pytest.fixture(params=["as it comes", "block by block"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Statistics as this machine takes them, and by the way that is open to every call."""
+    if request.param == "block by block":
+        monkeypatch.setattr(native_observe, "refuses", lambda *_: "left out")
+    return str(request.param)
 
 
 def written_out(weights: Tensor, topk: int, pool: int) -> dict[str, Tensor]:
@@ -82,6 +100,7 @@ def check(seen: Observation, weights: Tensor, topk: int, pool: int) -> None:
 
 @pytest.mark.parametrize("normalize", NORMALIZERS, ids=str)
 @pytest.mark.parametrize("name", MASKS)
+@pytest.mark.usefixtures("way")
 def test_statistics_of_every_mask_and_normalizer(name: str, normalize: Any) -> None:
     keywords = {"mask": MASKS[name], "normalize": normalize}
     seen = observe(Q, K, V, **keywords, topk=4, pool=6)
@@ -116,6 +135,7 @@ def test_statistics_of_every_mask_and_normalizer(name: str, normalize: Any) -> N
         "minus infinity",
     ],
 )
+@pytest.mark.usefixtures("way")
 def test_statistics_of_every_score_and_bias(keywords: dict[str, Any]) -> None:
     mask = Causal("lower_right")
     seen = observe(Q, K, V, mask, **keywords, topk=3, pool=5)
@@ -155,6 +175,7 @@ def test_shapes_are_those_of_the_query(shape: tuple[int, ...]) -> None:
     assert seen.pooled.shape == seen.pooled_max.shape == (*shape, 3, 3)
 
 
+@pytest.mark.usefixtures("way")
 def test_numbers_that_are_known() -> None:
     q, k, v = torch.zeros(1, 1, 4, 2), torch.zeros(1, 1, 8, 2), torch.ones(1, 1, 8, 1)
     seen = observe(q, k, v, Padding(4), topk=5, pool=2)
@@ -169,6 +190,7 @@ def test_numbers_that_are_known() -> None:
 
 
 @pytest.mark.parametrize("normalize", NORMALIZERS, ids=str)
+@pytest.mark.usefixtures("way")
 def test_rows_that_see_nothing(normalize: Any) -> None:
     for keys, mask in ((TK, Window(None, -100, "upper_left")), (0, None)):
         seen = observe(Q, K[:, :, :keys], V[:, :, :keys], mask, normalize=normalize, topk=2, pool=3)
@@ -178,6 +200,35 @@ def test_rows_that_see_nothing(normalize: Any) -> None:
         assert seen.lse is None or bool((seen.lse == -torch.inf).all())
 
 
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("rows", [(), [0], (22, -23, 7, 7), range(0, 23, 5), torch.tensor([3, -1])], ids=str)
+def test_chosen_rows(rows: Any) -> None:
+    for mask in (None, Causal("lower_right"), Window(None, -100, "upper_left")):
+        seen = observe(Q, K, V, mask, statistics=(), rows=rows)
+        expected = attention_weights(Q, K, mask)[:, :, list(rows)]
+        torch.testing.assert_close(seen.row_weights, expected, atol=1e-6, rtol=1e-5)
+        assert seen.row_weights.shape == (B, H, len(rows), TK)
+        assert torch.equal(seen.output, attention(Q, K, V, mask))
+    assert observe(Q[0, 0], K[0, 0], V[0, 0], rows=rows).row_weights.shape == (len(rows), TK)
+
+
+@pytest.mark.parametrize(
+    ("rows", "error", "said"),
+    [
+        (5, TypeError, "a sequence of row numbers"),
+        ("5", TypeError, "a sequence of row numbers"),
+        (torch.tensor(5), TypeError, "a sequence of row numbers"),
+        ([1.0], TypeError, "whole numbers"),
+        (torch.tensor([True]), TypeError, "whole numbers"),
+        ([23], ValueError, "from -23 to 22"),
+        ([-24], ValueError, "from -23 to 22"),
+    ],
+)
+def test_rows_that_there_are_not(rows: Any, error: type[Exception], said: str) -> None:
+    with pytest.raises(error, match=said):
+        observe(Q, K, V, rows=rows)
+
+
 def test_only_what_was_asked_for_comes_back() -> None:
     for asked in ((), ("lse",), ("max", "received"), ["entropy"], {"lse", "max"}):
         seen = observe(Q, K, V, statistics=asked)
@@ -185,6 +236,7 @@ def test_only_what_was_asked_for_comes_back() -> None:
         assert torch.equal(seen.output, attention(Q, K, V))
     assert observe(Q, K, V, statistics=(), topk=1).top_keys is not None
     assert observe(Q, K, V, statistics=(), pool=1).pooled is not None
+    assert observe(Q, K, V, statistics=(), rows=()).row_weights is not None
     assert observe(Q, K, V, statistics=("lse", "lse")).lse is not None
 
 
@@ -199,7 +251,7 @@ def test_every_kernel_is_watched_without_a_change(kernel: str) -> None:
 
 def test_the_output_is_differentiable_and_statistics_are_detached() -> None:
     leaves = [x.clone().requires_grad_() for x in (Q, K, V)]
-    seen = observe(*leaves, Causal("lower_right"), dropout_p=0.0, topk=2, pool=4)
+    seen = observe(*leaves, Causal("lower_right"), dropout_p=0.0, topk=2, pool=4, rows=(0,))
     assert all(not getattr(seen, name).requires_grad for name in FIELDS)
     found = torch.autograd.grad(seen.output.cos().sum(), leaves)
     expected = torch.autograd.grad(attention(*leaves, Causal("lower_right")).cos().sum(), leaves)
@@ -211,7 +263,8 @@ def test_a_key_that_is_not_finite_shows_in_the_rows_that_see_it() -> None:
     k[:, :, 20] = torch.nan
     seen, clean = observe(Q, k, V, Causal("upper_left")), observe(Q, K, V, Causal("upper_left"))
     for name in ("max", "entropy", "lse"):
-        assert torch.equal(getattr(seen, name)[..., :20], getattr(clean, name)[..., :20]), name
+        one, other = getattr(seen, name)[..., :20], getattr(clean, name)[..., :20]
+        torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-6, msg=name)
         assert bool(getattr(seen, name)[..., 20:].isnan().all()), name
 
 

@@ -8,12 +8,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from regard._call import Call
 from regard.kernels import _library, native
-from regard.kernels.problem import Problem
+from regard.kernels.problem import Problem, reduces
+from regard.normalizers import Relu, Sigmoid, Softmax
 
 MOST_TOP = 64  # top weights are kept in lists that are searched from the top
+FEW_QUERIES = 16  # which may have a forward kernel of their own: their output is not taken from here
 _OBSERVE = 3
-_VECTOR = 16  # keys: what is written behind the last one
+_VECTOR = 16  # of what keys received: written behind the last one
 _PACKED = struct.Struct("17q")
 
 
@@ -33,24 +36,27 @@ class Seen(NamedTuple):
     statistics: dict[str, Tensor]
 
 
-def refuses(problem: Problem, wanted: Wanted) -> str | None:
+def refuses(call: Call, wanted: Wanted) -> str | None:
     """Why the compiled observer does not take a call, or None."""
     if wanted.topk > MOST_TOP:
-        return f"at most {MOST_TOP} top weights"
-    if problem.normalize not in ("softmax", "sigmoid", "relu"):
-        return f"no {problem.normalize}"
-    if 0 in problem.query.shape[:3] or 0 in problem.value.shape:
+        return f"at most {MOST_TOP} top weights, not {wanted.topk}"
+    if type(call.normalize) not in (Softmax, Sigmoid, Relu):
+        return f"not for {type(call.normalize).__name__}"
+    if 0 in call.query.shape[:3] or 0 in call.value.shape:
         return "nothing to see"
-    return native.refuses(problem)
+    return reduces(call) or native.refuses(call)
 
 
 def observe(problem: Problem, wanted: Wanted) -> Seen | None:
     """Output and statistics; None where something is not finite."""
-    room = _Room(problem, wanted)
-    held: list[Tensor] = []
+    dtype = problem.value.dtype
+    problem = native._one_dtype(problem)
+    room, held = _Room(problem, wanted), list[Tensor]()
     last = [room.output.data_ptr(), native._address(room.lse), 0]
     more = _PACKED.pack(*room.numbers())
-    return room.seen() if native._call(_OBSERVE, problem, held, last, more) else None
+    if not native._call(_OBSERVE, problem, held, last, more):
+        return None
+    return Seen(room.output.to(dtype), room.statistics())
 
 
 class _Room:
@@ -87,11 +93,11 @@ class _Room:
     def numbers(self) -> list[int]:
         chosen = 0 if self.rows is None else self.rows.numel()
         found = [self.topk, self.splits, self.tall, self.across, self.columns, chosen, self.keys]
-        tensors = (self.max, self.entropy, self.received, self.pooled, self.pooled_max, self.edges)
-        tensors += (self.top_weights, self.top_keys, self.rows, self.row_weights)
+        tensors = [self.max, self.entropy, self.received, self.pooled, self.pooled_max, self.edges]
+        tensors += [self.top_weights, self.top_keys, self.rows, self.row_weights]
         return found + [native._address(tensor) for tensor in tensors]
 
-    def seen(self) -> Seen:
+    def statistics(self) -> dict[str, Tensor]:
         found = {
             "lse": self.lse,
             "max": self.max,
@@ -105,4 +111,4 @@ class _Room:
             "pooled_max": self.pooled_max,
             "row_weights": self.row_weights,
         }
-        return Seen(self.output, {name: tensor for name, tensor in found.items() if tensor is not None})
+        return {name: tensor for name, tensor in found.items() if tensor is not None}
