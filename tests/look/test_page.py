@@ -73,8 +73,8 @@ def test_hostile_text_stays_text(opened, record):
 def test_all_heads_can_be_chosen_by_click_and_by_keyboard(opened, record):
     one = opened(record, layer=0, head=0)
     canvas = one.page.locator("#heads")
-    # The first map stands 30 pixels from the left, 18 from the top; one more is 48 further.
-    canvas.click(position={"x": 30 + 48 + 10, "y": 18 + 10})
+    # The first map stands 30 pixels from the left, 18 from the top; one more is 76 further.
+    canvas.click(position={"x": 30 + 76 + 10, "y": 18 + 10})
     one.until("#head-title", "Layer 0, head 1: looks at the token before")
     assert one.pixel("#heads", 30 + 5, 18 + 5) == ALL["light"]
     canvas.focus()

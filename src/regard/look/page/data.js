@@ -38,7 +38,8 @@ for (const table of record.tables) {
   table.special = (index) => Boolean(table.tokens && table.tokens[index][3]);
   table.apart = new Set();
   if (table.tokens) table.tokens.forEach((token, index) => token[3] && table.apart.add(index));
-  table.words = table.apart.size > 0 ? "special tokens" : "the first token";
+  table.marked = table.apart.size > 0;
+  table.words = table.marked ? "special tokens" : "the first token";
   if (table.apart.size === 0 && table.length > 1 && !table.grid) table.apart.add(0);
   table.snippet = (index) => {
     const [text, start, stop] = table.tokens ? table.tokens[index] : [String(index), 0, 0];

@@ -6,7 +6,7 @@ const drawControls = () => {
   fill(find("head"), seenHeads().map((head) => [head, String(head)]), state.head);
   find("pool").value = state.pool;
   find("pool-part").hidden = shown.whole && Math.max(queries().length, keys().length) <= 256;
-  find("apart-part").hidden = keys().apart.size === 0 || Boolean(record.signed);
+  find("apart-part").hidden = apart().size === 0 || Boolean(record.signed);
   find("apart").checked = state.apart;
   find("apart-words").textContent = `Set ${keys().words} apart`;
 };

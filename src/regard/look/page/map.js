@@ -5,7 +5,7 @@ const view = { rows: 0, columns: 0, row: 0, column: 0, down: 1, across: 1, canva
 const apartLevel = () => {
   const [level] = shown.levels;
   const max = new Float32Array(level.max);
-  const out = [...keys().apart];
+  const out = [...apart()];
   for (let query = 0; query < level.rows; query += 1) {
     const { scale } = rowOf(query);
     const start = query * level.columns;
@@ -28,7 +28,7 @@ const placeView = () => {
   view.row = within(Math.round(state.row), 0, rows - view.rows);
   view.column = within(Math.round(state.column), 0, columns - view.columns);
   const room = find("map").parentElement.clientWidth - 4;
-  const cell = (width) => Math.min(30, within(width, 160, 560) / Math.max(1, view.rows, view.columns));
+  const cell = (width) => Math.min(40, within(width, 160, 560) / Math.max(1, view.rows, view.columns));
   const size = Math.min(room, 560);
   view.across = view.down = cell(room - LABEL) >= NAMED ? cell(room - LABEL) : Math.min(cell(room), NAMED - 0.01);
   // Sides of very different lengths: the short one is stretched, so that it can be seen.

@@ -7,10 +7,9 @@ const findNeedles = () => {
   const { top } = shown;
   const reach = Math.max(1, queries().length - 1, keys().length - 1);
   const same = !across();
-  const out = (table, index) => table.apart.has(index);
   for (let place = 0; top && place < top.keys.length; place += 1) {
     const [query, key] = [Math.floor(place / top.k), top.keys[place]];
-    if (top.weights[place] === 0 || out(keys(), key) || out(queries(), query)) continue;
+    if (top.weights[place] === 0 || apart().has(key) || queries().apart.has(query)) continue;
     const distance = Math.abs(query - key);
     if (same && distance < 2) continue;
     found.push({ query, key, share: top.weights[place], distance, score: Math.abs(top.weights[place]) * (same ? distance / reach : 1) });

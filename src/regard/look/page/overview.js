@@ -23,7 +23,7 @@ const drawOverview = () => {
   const canvas = find("heads");
   const most = Math.max(1, ...record.sites.map((one) => one.heads.length));
   const room = canvas.parentElement.clientWidth - EDGE;
-  const size = within(Math.floor(room / most) - GAP, 18, record.sites.length > 16 ? 32 : 44);
+  const size = within(Math.floor(room / most) - GAP, 18, record.sites.length > 16 ? 32 : record.sites.length > 6 ? 44 : 72);
   Object.assign(overview, { size, wide: most });
   const pen = sized(canvas, EDGE + most * (size + GAP), 18 + record.sites.length * (size + GAP) + 3);
   pen.font = `11px ${family}`;

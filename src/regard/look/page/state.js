@@ -37,10 +37,15 @@ const readAddress = () => {
   };
 };
 
+// The keys that can be set apart: special tokens, else the first token, on which many heads of one text rest.
+const nothing = new Set();
+const across = () => site().cross;
+const apart = () => (keys().marked || !across() ? keys().apart : nothing);
+
 // Weights of the chosen head. `listed` are [index, weight], the largest first; exact numbers stand in for coarse ones.
 const removed = (row) => {
   let share = 0;
-  keys().apart.forEach((key) => { share += row.exact(key) ?? 0; });
+  apart().forEach((key) => { share += row.exact(key) ?? 0; });
   return share;
 };
 const topEntries = (query) => {
@@ -63,7 +68,7 @@ const rowOf = (query) => {
   const row = { exact, removed: 0, scale: 1 };
   row.removed = removed(row);
   if (state.apart) row.scale = row.removed < 0.99999 ? 1 / (1 - row.removed) : 0;
-  const out = (key) => state.apart && keys().apart.has(key);
+  const out = (key) => state.apart && apart().has(key);
   row.at = (key) => (out(key) ? 0 : (exact(key) ?? coarse(query, key) ?? 0) * row.scale);
   row.list = (count) => {
     const every = shown.whole ? Array.from({ length: keys().length }, (_, key) => key) : [...top.keys()];
@@ -75,7 +80,7 @@ const rowOf = (query) => {
 const columnOf = (key) => {
   const values = new Map();
   const { top } = shown;
-  const out = state.apart && keys().apart.has(key);
+  const out = state.apart && apart().has(key);
   if (shown.whole) for (let query = 0; query < queries().length; query += 1) values.set(query, coarse(query, key));
   if (top) for (let place = 0; place < top.keys.length; place += 1) if (top.keys[place] === key && top.weights[place] !== 0) values.set(Math.floor(place / top.k), top.weights[place]);
   if (state.apart) values.forEach((share, query) => values.set(query, out ? 0 : share * rowOf(query).scale));

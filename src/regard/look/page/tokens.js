@@ -1,7 +1,6 @@
 // The text as tokens: choose one, and the others are shaded by what it gives them or gets from them.
 const CHIPS = 240;
 const lists = { tokens: { start: 0, table: null, followed: -1 }, keys: { start: 0, table: null, followed: -1 } };
-const across = () => site().cross;
 
 const windowOf = (name, table, chosen) => {
   const list = lists[name];
@@ -61,6 +60,7 @@ const drawTokens = () => {
   else find("keys").replaceChildren();
   if (!across()) delete find("keys").dataset.shows;
   find("side").value = state.side;
+  find("side-part").hidden = across();
   drawTables(empty);
 };
 
@@ -88,7 +88,7 @@ const drawTables = (empty) => {
   const column = !empty && (!looks || !across()) ? clear(columnOf(state.token).list(8)) : null;
   drawTable("attends", row ? `${name(state.token)} attends to` : "", row && clear(row.list(8)), keys(), across() ? "key" : state.side);
   drawTable("attended", column ? `${name(state.token)} is attended to by` : "", column, queries(), "query");
-  find("mass").textContent = row && keys().apart.size > 0 && !record.signed ? massSaid(row) : "";
+  find("mass").textContent = row && apart().size > 0 && !record.signed ? massSaid(row) : "";
   sayBest();
 };
 const massSaid = (row) => {
