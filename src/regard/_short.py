@@ -47,7 +47,7 @@ def attend(
     Hkv, Tk = shapes[1][1:3]
     if mask is not None and Tq != Tk:
         return None
-    scale = score.factor(D)
+    scale = float(score.factor(D))
     if H == Hkv and B * H * Tq * Tk <= direct.MOST_PAIRS:
         return direct.checked(query, key, value, None, mask is not None, scale)
     return native.short(query, key, value, mask is not None, scale)
