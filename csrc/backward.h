@@ -299,9 +299,28 @@ inline void close_additive(const Block &block, const BackwardRoom &room, float *
     for (int64_t d = 0; d < a.D; ++d) dweight[block.h * a.D + d] += slopes - 2.0f * total(d);
 }
 
-template <int SCORE>
-bool backward_block(const Arguments &a, int64_t b, int64_t h, int64_t first, int64_t rows, const BackwardRoom &room,
-                    const Target &target) {
+// How the normalisers of forward.h are walked back; threshold_backward.h has another way.
+struct Tiles {
+    const BackwardRoom back;
+
+    Tiles(const Arguments &a, Arena &arena) : back(a, arena) {}
+    static int64_t floats(const Arguments &a) { return BackwardRoom::floats(a); }
+    static int64_t height(const Arguments &a) { return a.D + a.Dv > 128 ? BLOCK / 2 : BLOCK; }
+
+    template <int SCORE>
+    bool walk(const Block &block, const Target &target) {
+        for (int range = 0; range < block.seen.count; ++range) {
+            const int64_t end = block.seen.ranges[range][1];
+            for (int64_t k = block.seen.ranges[range][0]; k < end; k += BACK_KEYS)
+                backward_keys<SCORE>(block, k, least(k + BACK_KEYS, end), back, target);
+        }
+        return true;
+    }
+};
+
+template <int SCORE, class Way>
+bool backward_block(const Arguments &a, int64_t b, int64_t h, int64_t first, int64_t rows, Way &way, const Target &target) {
+    const BackwardRoom &room = way.back;
     Block block{a, b, h, h / (a.H / a.Hkv), first, rows, 1, 1, room.query, room.lifted, false, {}, {}};
     bool finite = open_block<SCORE>(block, room.pack);
     padded_rows(a.grad_output, a.kind, b, h, first, rows, a.Dv, room.grad_rows);
@@ -313,11 +332,7 @@ bool backward_block(const Arguments &a, int64_t b, int64_t h, int64_t first, int
     Target own = target;
     if (own.dbias) own.dbias += target.split * a.dbias_split;
     if (own.ddiagonal) own.ddiagonal += target.split * a.ddiagonal_split + (b * a.H + h) * (a.ddiagonal_split / (a.B * a.H));
-    for (int range = 0; range < block.seen.count; ++range) {
-        const int64_t end = block.seen.ranges[range][1];
-        for (int64_t k = block.seen.ranges[range][0]; k < end; k += BACK_KEYS)
-            backward_keys<SCORE>(block, k, least(k + BACK_KEYS, end), room, own);
-    }
+    finite &= way.template walk<SCORE>(block, own);
     if (SCORE == ADDITIVE) close_additive(block, room, target.dweight);
     const int64_t row = (b * a.H + h) * a.Tq + first;
     if (a.drow) std::memcpy(a.drow + row, room.row_sums, rows * sizeof(float));
@@ -336,10 +351,10 @@ inline bool all_finite(const float *x, int64_t count) {
 }
 
 // All the queries of one key head that fall to one split: blocks are dealt out in turn.
-template <int SCORE>
-bool backward_head(const Arguments &a, int64_t split, int64_t b, int64_t hkv, const BackwardRoom &room) {
+template <int SCORE, class Way>
+bool backward_head(const Arguments &a, int64_t split, int64_t b, int64_t hkv, Way &way) {
     const int64_t D = padded_width(a.D), Dv = padded_width(a.Dv), at = (split * a.B + b) * a.Hkv + hkv;
-    const int64_t height = a.D + a.Dv > 128 ? BLOCK / 2 : BLOCK, blocks = (a.Tq + height - 1) / height;
+    const int64_t height = Way::height(a), blocks = (a.Tq + height - 1) / height;
     const Target target{a.dkey + at * a.Tk * D, a.dvalue + at * a.Tk * Dv, a.dbias.data, a.ddiagonal,
                         a.dweight ? a.dweight + (split * a.B + b) * a.H * a.D : nullptr, split};
     std::memset(target.dkey, 0, a.Tk * D * sizeof(float));
@@ -348,23 +363,23 @@ bool backward_head(const Arguments &a, int64_t split, int64_t b, int64_t hkv, co
     bool finite = true;
     for (int64_t h = hkv * group; h < (hkv + 1) * group; ++h)
         for (int64_t n = split; n < blocks; n += a.splits)
-            finite &= backward_block<SCORE>(a, b, h, n * height, least(height, a.Tq - n * height), room, target);
+            finite &= backward_block<SCORE>(a, b, h, n * height, least(height, a.Tq - n * height), way, target);
     return finite && all_finite(target.dkey, a.Tk * D) && all_finite(target.dvalue, a.Tk * Dv);
 }
 
-template <int SCORE>
+template <int SCORE, class Way>
 int32_t backward(const Arguments &a) {
     if (!finite_keys(a)) return REGARD_NOT_FINITE;
     int32_t status = REGARD_OK;
     const auto run = [&](int64_t n) {
         Arena &own = arena();
-        if (!own.start(BackwardRoom::floats(a))) {
+        if (!own.start(Way::floats(a))) {
             __atomic_store_n(&status, REGARD_NO_MEMORY, __ATOMIC_RELAXED);
             return;
         }
-        const BackwardRoom room(a, own);
+        Way way(a, own);
         const int64_t split = n % a.splits, head = n / a.splits;
-        if (!backward_head<SCORE>(a, split, head / a.Hkv, head % a.Hkv, room))
+        if (!backward_head<SCORE>(a, split, head / a.Hkv, head % a.Hkv, way))
             __atomic_store_n(&status, REGARD_NOT_FINITE, __ATOMIC_RELAXED);
     };
     // In turn: heads that add to the same bias follow one another, and only splits, which own rows, run side by side.

@@ -3,9 +3,8 @@
 
 #include <omp.h>
 
-#include "backward.h"
 #include "observe.h"
-#include "threshold.h"
+#include "threshold_backward.h"
 
 namespace {
 
@@ -36,7 +35,9 @@ int32_t run_forward(void *arguments) {
 
 int32_t run_backward(void *arguments) {
     const Arguments &a = *static_cast<const Arguments *>(arguments);
-    return a.score == ADDITIVE ? backward<ADDITIVE>(a) : backward<DOT>(a);
+    const bool additive = a.score == ADDITIVE;
+    if (a.normalize >= SPARSEMAX) return additive ? backward<ADDITIVE, Strips>(a) : backward<DOT, Strips>(a);
+    return additive ? backward<ADDITIVE, Tiles>(a) : backward<DOT, Tiles>(a);
 }
 
 int32_t run_observe(void *arguments) {
