@@ -262,3 +262,14 @@ def test_two_records_compared(record):
 def test_a_record_shows_itself_in_a_notebook(record):
     assert record._repr_html_() == html.notebook(record)
     assert Record()._repr_html_() is None
+
+
+def test_long_weights_that_were_kept_are_shown_as_blocks():
+    length = 2100
+    site = Site("layer.0", sizes=Sizes(1, 2, 2, length, length), heads_kept=(1,), offset=0)
+    site.whole = torch.eye(length)[None, None]
+    data = data_of(html.page(Record([site]), 0, 1))
+    blocks, carried = map_of(data, 0, 1)
+    assert (carried["whole"], carried["tall"]) == (False, 3) and blocks[5, 5] == 1 and blocks[5, 6] == 0
+    assert top_of(data, 0, 1)[1][2000, 0] == 2000
+    assert data["sites"][0]["heads"][0]["map"] is None

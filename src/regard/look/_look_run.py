@@ -17,6 +17,7 @@ from regard.look._doctor_model import attention_modules
 from regard.look._model import LoadedModel, load_model
 from regard.look._model_run import WEIGHT_BYTES, reader_of, record_of, record_of_image
 from regard.look._record import Record
+from regard.look._shown import LONGEST
 from regard.look._tokens import tokens_of
 from regard.look._watch_keep import Keep
 
@@ -86,9 +87,10 @@ def _chosen(
                 )
     many = (every[0] if layers is None else len(layers)) * (every[1] if heads is None else len(heads))
     fits = 4 * many * length**2 <= WEIGHT_BYTES
-    return Keep(
-        topk=0 if fits else _TOPK, pool=0 if fits else _POOL, weights=fits, layers=layers, heads=heads
-    )
+    # Beyond the length of a map that is shown whole, what is shown are blocks and the largest weights of every head.
+    long = not fits or length > LONGEST
+    topk, side = (_TOPK, _POOL) if long else (0, 0)
+    return Keep(topk=topk, pool=side, weights=fits, layers=layers, heads=heads)
 
 
 @contextmanager

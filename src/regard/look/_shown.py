@@ -82,10 +82,12 @@ class Shown:
 
     def has_map(self, head: int) -> bool:
         """Whether all weights of a head can be had, at a size that can be shown."""
-        kept = (
-            self.site.heads_kept is not None and head in self.site.heads_kept and self.site.whole is not None
-        )
-        return (self.site.has_weights or kept) and max(self.Tq, self.Tk) <= LONGEST
+        return (self.site.has_weights or self._kept(head)) and max(self.Tq, self.Tk) <= LONGEST
+
+    def _kept(self, head: int) -> bool:
+        """Whether the record holds the weights of a head themselves, however many."""
+        kept = self.site.heads_kept
+        return self.site.whole is not None and (kept is None or head in kept)
 
     def map(self, head: int) -> Array:
         """(Tq, Tk) in float32. ValueError where the record does not hold it."""
@@ -95,7 +97,7 @@ class Shown:
 
     def top(self, head: int, count: int = TOP) -> Top | None:
         """The largest weights of each row, `count` or as many as the record holds; None where it holds none."""
-        if self.has_map(head):
+        if self.has_map(head) or self._kept(head):
             weights = self.map(head)
             keys = _largest(np.abs(weights), min(count, self.Tk))
             return Top(np.take_along_axis(weights, keys, -1), keys)
@@ -119,7 +121,7 @@ class Shown:
             place = head if kept is None else kept.index(head)
             mean = _numpy(site.pooled[self.sample, place]) / site.cell[1]
             return mean, _numpy(site.pooled_max[self.sample, place])
-        if self.has_map(head):
+        if self.has_map(head) or self._kept(head):
             return pool(self.map(head), POOL)
         seen = self._observed
         if seen is None:
