@@ -10,7 +10,10 @@ import torch
 import transformers as hf
 from torch import nn
 
-from regard.look import explain
+from regard.look import Keep, explain, watch
+from regard.look._explain_model import worked
+from regard.look._explain_trace import traced
+from tests.integrations import zoo
 from tests.models import byte_tokenizer
 
 SIZES: dict[str, Any] = {
@@ -225,3 +228,19 @@ def test_a_mistake_inside_the_model_leaves_no_hooks() -> None:
     with pytest.raises(IndexError):
         explain(model, {"input_ids": torch.full((1, 3), 999)})
     assert not any(part._forward_hooks or part._forward_pre_hooks for part in model.modules())
+
+
+@pytest.mark.parametrize("family", ["Llama 4", "Whisper", "Marian", "Swin", "Wav2Vec2", "gpt-oss"])
+def test_every_site_of_other_families(family: str) -> None:
+    """Complex rotary tables, one norm for both sides, cross-attention, windows of an image, sounds, sinks; padding."""
+    model, inputs, _ = zoo.make(family)
+    with torch.no_grad(), traced(model) as trace, watch(model, keep=Keep(tensors=True)) as record:
+        model(**inputs)
+    for number, site in enumerate(record.sites):
+        last, sample = str(site.lengths[0] - 1), site.sizes.B - 1
+        made = worked(
+            family, model, record, trace, layer=number, head=site.heads - 1, token=last, sample=sample
+        )
+        assert made.agrees, str(made)
+        assert all(made[name].checks for name in ("queries", "keys", "values")), site.name
+    assert len(record.sites) >= 2

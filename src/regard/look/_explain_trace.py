@@ -38,7 +38,12 @@ class Trace:
         """The calls of the modules inside the module of a site ("" is all), in the site's own call (from 0)."""
         inside = [event for event in self.events if not site or f"{event.name}.".startswith(f"{site}.")]
         calls = Counter(event.name for event in inside)
-        return [event for event in inside if event.call == min(call, calls[event.name] - 1)]
+        runs = max(1, calls.get(site, 1))
+        return [
+            event
+            for event in inside
+            if event.call // max(1, calls[event.name] // runs) == min(call, runs - 1)
+        ]
 
 
 @contextmanager
@@ -50,10 +55,10 @@ def traced(model: nn.Module) -> Iterator[Trace]:
         def seen(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
             call = calls[name]
             calls[name] += 1
-            inputs = tuple(
-                _kept(value) for value in (*args, *kwargs.values())[:3] if isinstance(value, Tensor)
-            )
-            if isinstance(output, Tensor):
+            inputs = tuple(_kept(value) for value in (*args, *kwargs.values())[:3] if _is_real(value))
+            if isinstance(output, Tensor) and output.is_complex():
+                trace.rotary.append((name, _kept(output.real), _kept(output.imag)))
+            elif isinstance(output, Tensor):
                 trace.events.append(Event(name, module, call, inputs, _kept(output)))
             elif _is_rotary(output):
                 trace.rotary.append((name, _kept(output[0]), _kept(output[1])))
@@ -75,6 +80,10 @@ def traced(model: nn.Module) -> Iterator[Trace]:
 
 def _kept(tensor: Tensor) -> Tensor:
     return tensor.detach().clone()
+
+
+def _is_real(value: Any) -> bool:
+    return isinstance(value, Tensor) and not value.is_complex()
 
 
 def _is_rotary(output: Any) -> bool:
