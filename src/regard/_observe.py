@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard import _checks, _plan
+from regard import _checks, _plan, _short
 from regard._call import Call, prepare
 from regard._frame import coordinates, wide
 from regard.biases import Bias
@@ -81,26 +81,27 @@ def observe(
     call = prepare(query, key, value, mask, score, normalize, bias, dropout_p)
     wanted = Wanted(frozenset(asked), topk, pool, _checks.rows(rows, call.frame.Tq))
     kernel = _plan.choose(call)
-    found = _compiled(call, kernel, wanted)
-    if found is not None:
-        output, results = found
-        return Observation(call.shaped(output), **{name: call.shaped(x) for name, x in results.items()})
-    output, _ = kernel.run(call, False)
-    with torch.no_grad(), _plan.without_autocast(query.device):
-        seen = _Seen(call, wanted)
-        for span, keys in _strips(call):
-            seen.add(span, keys)
-    return Observation(call.shaped(output), **seen.results())
+    output, results = _compiled(call, kernel, wanted)
+    if output is None and not torch.compiler.is_compiling():
+        output = _short.attend(query, key, value, mask, score, normalize, bias, dropout_p)
+    if output is None:
+        output = call.shaped(kernel.run(call, False)[0])
+    if results is None:
+        with torch.no_grad(), _plan.without_autocast(query.device):
+            seen = _Seen(call, wanted)
+            for span, keys in _strips(call):
+                seen.add(span, keys)
+        results = seen.results()
+    return Observation(output, **{name: call.shaped(tensor) for name, tensor in results.items()})
 
 
-def _compiled(call: Call, kernel: _plan.Kernel, wanted: Wanted) -> tuple[Tensor, dict[str, Tensor]] | None:
-    """Output and statistics by the compiled observer, None where the call is not for it.
-
-    Where ``attention`` would run another kernel, or gradients are needed, the output is that kernel's.
-    """
+def _compiled(
+    call: Call, kernel: _plan.Kernel, wanted: Wanted
+) -> tuple[Tensor | None, dict[str, Tensor] | None]:
+    """Statistics by the compiled observer, and its output where ``attention`` would give that; else None."""
     forced = _plan.forced()
     if _ops.watched() or (forced or "native") != "native" or native_observe.refuses(call, wanted) is not None:
-        return None
+        return None, None
     with _plan.without_autocast(call.query.device):
         problem = lower(call, False, "native")
         alike = kernel.name == "native" and call.frame.Tq > native_observe.FEW_QUERIES
@@ -108,8 +109,8 @@ def _compiled(call: Call, kernel: _plan.Kernel, wanted: Wanted) -> tuple[Tensor,
         with torch.no_grad():
             seen = native_observe.observe(problem, wanted)
     if seen is None:
-        return None
-    return seen.output if alike else kernel.run(call, False)[0], seen.statistics
+        return None, None
+    return call.shaped(seen.output) if alike else None, seen.statistics
 
 
 def _strips(call: Call) -> list[tuple[tuple[int, int], tuple[int, int]]]:
@@ -192,14 +193,14 @@ class _Seen:
         room = self.pooled_max[:, :, rows, columns]
         torch.maximum(room, cells.amax((3, 5)), out=room)
 
-    def results(self) -> dict[str, Tensor | None]:
+    def results(self) -> dict[str, Tensor]:
         if self.pooled is not None:
             rows = torch.arange(self.pooled.shape[2], device=self.pooled.device)
             heights = (self.call.frame.Tq - rows * self.tall).clamp(max=self.tall)
             self.pooled /= heights[:, None]
         names = (*STATISTICS, "top_weights", "top_keys", "pooled", "pooled_max", "row_weights")
         found = {name: getattr(self, name) for name in names}
-        return {name: None if tensor is None else self.call.shaped(tensor) for name, tensor in found.items()}
+        return {name: tensor for name, tensor in found.items() if tensor is not None}
 
 
 def _cells(span: tuple[int, int], size: int) -> slice:
