@@ -246,6 +246,14 @@ def test_what_was_not_kept_is_said():
         site.statistic("entropy")
 
 
+def test_a_site_says_what_it_holds(record):
+    assert repr(Site("a")) == "<Site a: self, 0 heads, 0 x 0; kept: nothing>"
+    said = repr(full_site())
+    assert said == (
+        "<Site a.b (call 2): self by regard, 4 heads, 3 x 5; kept: top_weights, pooled, row_weights, whole, statistics>"
+    )
+
+
 def test_one_head_of_those_that_were_kept():
     site = full_site()
     assert torch.equal(site.map(3, 1), site.whole[1, 0])

@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules import module as modules
 from torch.overrides import _get_current_function_mode_stack
+from torch.utils.checkpoint import checkpoint
 
 from regard.look import EVERYTHING, Keep, doctor, watch
 
@@ -327,3 +328,57 @@ def test_numbers_that_are_not_finite_are_looked_at_too():
     assert bool(output[0].isnan().all()) and bool(output[1].isfinite().all())
     entropy = record.sites[0].statistics["entropy"]
     assert bool(entropy[0].isnan().all()) and bool(entropy[1].isfinite().all())
+
+
+def test_a_function_that_the_model_compiles_runs_as_it_would():
+    class Attention(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.run = torch.compile(F.scaled_dot_product_attention, backend="eager")
+
+        def forward(self, x):
+            return self.run(x, x, x)
+
+    model = Attention()
+    expected = model(X[:, None])
+    with watch(model) as record:
+        output = model(X[:, None])
+    assert torch.equal(output, expected)
+    assert record.sites or any(
+        "(Attention) ran, and its attention was not seen" in note for note in record.notes
+    )
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_what_is_computed_again_for_gradients_is_no_second_call(reentrant):
+    class Saving(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.part = Attention()
+
+        def forward(self, x):
+            return checkpoint(self.part, x, use_reentrant=reentrant)
+
+    model = Saving()
+    with watch(model) as record:
+        model(X.clone().requires_grad_()).sum().backward()
+    assert [(site.name, site.call) for site in record.sites] == [("part", 0)]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_attention_by_hand_in_other_precisions(dtype):
+    model = ByHand().eval()
+    with torch.no_grad(), torch.autocast("cpu", dtype), watch(model, EVERYTHING) as record:
+        cast = model(X)
+    half = ByHand().eval().to(dtype)
+    half.load_state_dict(model.state_dict())
+    with torch.no_grad(), watch(half, EVERYTHING) as second:
+        half(X.to(dtype))
+    assert cast.dtype == dtype
+    for site in (*record.sites, *second.sites):
+        assert site.dtype == str(dtype).removeprefix("torch.") and not site.score_unknown
+        torch.testing.assert_close(site.weights.float().sum(-1), torch.ones(2, 2, 5), rtol=1e-2, atol=1e-2)
+    double = ByHand().eval().double()
+    with torch.no_grad(), watch(double, EVERYTHING) as third:
+        double(X.double())
+    assert third.sites[0].weights.dtype == torch.float64 and not third.sites[0].score_unknown

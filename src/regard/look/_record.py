@@ -65,7 +65,7 @@ class Tensors(NamedTuple):
     output: Tensor
 
 
-@dataclass
+@dataclass(repr=False)
 class Site:
     """One place of attention in a model: one call, or the calls of one module over a `generate()`, stitched together.
 
@@ -137,6 +137,13 @@ class Site:
             if self.offset is None and self.kind == "self":
                 self.offset = 0 if self.causal else self.sizes.Tk - self.sizes.Tq
             self.dtype = self.dtype or str(self.query.dtype).removeprefix("torch.")
+
+    def __repr__(self) -> str:
+        queries, keys = self.lengths
+        held = (*_HELD, *(["statistics"] if self.statistics else []))
+        kept = ", ".join(name for name in held if getattr(self, name) is not None) or "nothing"
+        ran = f" by {self.implementation}" if self.implementation else ""
+        return f"<Site {self.title}: {self.kind}{ran}, {self.heads} heads, {queries} x {keys}; kept: {kept}>"
 
     @property
     def heads(self) -> int:
@@ -265,6 +272,9 @@ class Site:
         from regard.look import _record_check
 
         _record_check.check(self)
+
+
+_HELD = ("query", "key", "value", "output", "mask", "bias", "top_weights", "pooled", "row_weights", "whole")
 
 
 def _sizes(query: Tensor, key: Tensor, value: Tensor | None) -> Sizes:

@@ -14,7 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from regard import _plan
 from regard._attention import attention_weights
+from regard._frame import wide
 from regard.look._places import Places
 from regard.look._watch_einsum import Products
 from regard.look._watch_groups import ungrouped
@@ -77,6 +79,7 @@ class _Scores:
     known: bool = True
     shifted: bool = False
     dtype: torch.dtype = torch.float32
+    computed: torch.dtype = torch.float32  # what the product was computed in: autocast casts
 
     def become(self, now: Tensor) -> None:
         self.now = weakref.ref(now)
@@ -152,6 +155,7 @@ class Followed:
         if scored is not None:
             query, key = scored
             scores = _Scores(weakref.ref(result), query, key, len(self._places.stack), made.alpha)
+            scores.computed = result.dtype
             scores.become(result)
             if made.added is not None:
                 scores.bias.append(made.added)
@@ -263,12 +267,14 @@ def _seen(found: _Weights, value: Tensor, output: Tensor, module: nn.Module | No
         return seen
     if found.lse is not None:
         seen.lse = found.lse.reshape(B, H, -1)
-    query, key = (tensor.detach() for tensor in (scores.query, scores.key))
+    query, key = (tensor.detach().to(scores.computed) for tensor in (scores.query, scores.key))
+    seen.dtype = scores.computed
     if query.numel() // max(1, query.shape[-1]) != B * H * weights.shape[-2] or not scores.known:
         return seen
     query = query.reshape(B, H, *query.shape[-2:])
     key = key.reshape(B, -1, *key.shape[-2:])
-    return _described(seen, scores, query, ungrouped(key, module), ungrouped(value, module))
+    with _plan.without_autocast(query.device):
+        return _described(seen, scores, query, ungrouped(key, module), ungrouped(value, module))
 
 
 def _leading(weights: Tensor, scores: _Scores | None) -> tuple[int, int]:
@@ -298,9 +304,9 @@ def _described(seen: Seen, scores: _Scores, query: Tensor, key: Tensor, value: T
         softcap, scale = float(scale), scores.before_tanh * float(scale)
     bias: Tensor | None = None
     for part in scores.bias:
-        wide = part.reshape(seen.weights.shape[:2] + part.shape[-2:]) if _flat(part, seen) else part  # type: ignore[union-attr]
-        wide = wide.reshape((1,) * (4 - wide.dim()) + tuple(wide.shape))
-        bias = wide if bias is None else bias + wide
+        four = part.reshape(seen.weights.shape[:2] + part.shape[-2:]) if _flat(part, seen) else part  # type: ignore[union-attr]
+        four = four.reshape((1,) * (4 - four.dim()) + tuple(four.shape))
+        bias = four if bias is None else bias + four
     if softcap is not None and not softcap > 0:
         return seen
     score, normalize = Dot(scale, softcap), Softmax(scores.sink)
@@ -308,11 +314,10 @@ def _described(seen: Seen, scores: _Scores, query: Tensor, key: Tensor, value: T
     assert weights is not None
     rows = torch.linspace(0, max(0, weights.shape[2] - 1), _ROWS_CHECKED).long().unique()
     some = bias[:, :, rows] if bias is not None and bias.shape[2] > 1 else bias
-    again = attention_weights(
-        query[:, :, rows].float(), key.float(), score=score, normalize=normalize, bias=some
-    )
-    near = 1e-4 if seen.dtype in (torch.float32, torch.float64) else 2e-2
-    if not torch.allclose(again, weights[:, :, rows].float(), rtol=near, atol=near):
+    again = attention_weights(wide(query[:, :, rows]), wide(key), score=score, normalize=normalize, bias=some)
+    theirs = wide(weights[:, :, rows])
+    near = 2e-2 if torch.finfo(scores.computed).bits < 32 or torch.finfo(weights.dtype).bits < 32 else 1e-4
+    if not torch.allclose(again.to(theirs.dtype), theirs, rtol=near, atol=near):
         return seen
     seen.query, seen.key, seen.value = query, key, value
     seen.score, seen.normalize, seen.bias = score, normalize, bias

@@ -58,6 +58,8 @@ class Watcher(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         output = func(*args, **kwargs)
+        if torch.compiler.is_compiling():
+            return output  # a function that the model compiles: what is traced is the model's own
         seen = _CALLS.get(func) if func in _CALLS else None
         if seen is not None:
             self._catch(lambda: seen(output, *args, **kwargs))
