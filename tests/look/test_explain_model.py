@@ -10,9 +10,11 @@ import torch
 import transformers as hf
 from torch import nn
 
+import regard
 from regard.look import Keep, explain, watch
 from regard.look._explain_model import worked
 from regard.look._explain_trace import traced
+from regard.nn import RotaryPositions
 from tests.integrations import zoo
 from tests.models import byte_tokenizer
 
@@ -244,3 +246,35 @@ def test_every_site_of_other_families(family: str) -> None:
         assert made.agrees, str(made)
         assert all(made[name].checks for name in ("queries", "keys", "values")), site.name
     assert len(record.sites) >= 2
+
+
+def test_regards_own_rotary_positions_and_modules_of_other_kinds() -> None:
+    class Shift(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.roll(1, -1)
+
+    class Own(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.q, self.k, self.v = (nn.Linear(16, 16) for _ in range(3))
+            self.turn, self.shift = RotaryPositions(4), Shift()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            query, key, value = (
+                layer(x).unflatten(-1, (2, 8)).transpose(1, 2) for layer in (self.q, self.k, self.v)
+            )
+            return regard.attention(self.turn(query), self.turn(key), self.shift(value))
+
+    torch.manual_seed(0)
+    made = explain(Own(), torch.randn(2, 6, 16), layer=0, head=1, token=4)
+    assert made.agrees, str(made)
+    assert [step.name for step in made.steps][1:7] == [
+        "projected queries",
+        "queries",
+        "projected keys",
+        "keys",
+        "projected values",
+        "values",
+    ]
+    assert made["queries"].checks and "by turn, a RotaryPositions" in made["keys"].note
+    assert made["values"].formula == "v_j = module(v_j')" and not made["values"].checks

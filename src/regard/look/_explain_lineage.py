@@ -18,6 +18,7 @@ from regard.look._explain_rotary import TURNS, Turn, table_of
 from regard.look._explain_step import Check, compare
 from regard.look._explain_trace import Event, Trace
 from regard.look._record import Sizes
+from regard.nn import RotaryPositions
 
 # More stages than this between a projection and attention are none that this can tell apart.
 _MOST_STAGES = 5
@@ -27,8 +28,8 @@ _MOST_STAGES = 5
 class Made:
     """One stage of a role of one sample, `numbers` (T, heads, D): what made it, from what, and how to check one head.
 
-    `how` is "projected" (from x (T, width) by a matrix), "module" (a norm, say), "turned" (rotary positions) or
-    "scaled".
+    `how`: "projected" from `x` (T, width) by a matrix, "normed", "turned" by rotary positions, "scaled", or "changed"
+    by a module of another kind.
     """
 
     how: str
@@ -46,9 +47,12 @@ class Made:
         return compare(self.numbers[:, head], self.again(head), _AGAINST[self.how])
 
 
+# Modules that stand between projection and attention are known by their names.
+_KINDS = {"norm": "normed", "rotary": "turned"}
 _AGAINST = {
     "projected": "W x + b written out",
-    "module": "the module, called on this head again",
+    "normed": "the norm, called on this head again",
+    "changed": "the module, called on this head again",
     "turned": "the turn written out",
     "scaled": "the product written out",
 }
@@ -121,8 +125,11 @@ class _Search:
         if matrix is not None and rows is not None and rows.shape[1] == matrix[0].shape[1]:
             return _product(event.name, part, rows, matrix, cut)
         before = None if rows is None or rows.shape[1] != part[0].numel() else rows.reshape(part.shape)
-        name = f"{event.name}, a {type(event.module).__name__}"
-        return Made("module", name, part, before=before, again=_norm_again(event.module, before))
+        kind = type(event.module).__name__
+        how = next((how for sign, how in _KINDS.items() if sign in kind.lower()), "changed")
+        return Made(
+            how, f"{event.name}, a {kind}", part, before=before, again=_norm_again(event, before, part)
+        )
 
     def _packed(self, wanted: Tensor) -> Made | None:
         """nn.MultiheadAttention keeps its projections as parameters of its own."""
@@ -174,10 +181,13 @@ def _turn_again(turn: Turn, part: Tensor, cosine: Tensor, sine: Tensor) -> Calla
     return again
 
 
-def _norm_again(module: nn.Module, before: Tensor | None) -> Callable[[int], Tensor] | None:
-    """A norm over the width of one head can be called on one head alone."""
-    weight = getattr(module, "weight", None)
-    if before is None or not isinstance(weight, Tensor) or weight.shape != before.shape[-1:]:
+def _norm_again(event: Event, before: Tensor | None, part: Tensor) -> Callable[[int], Tensor] | None:
+    """A norm over the width of a head, or regard's own turn of it, can be called on one head: any weight is as wide."""
+    module = event.module
+    known = isinstance(module, RotaryPositions) or "norm" in type(module).__name__.lower()
+    if before is None or not known or len(event.inputs) != 1:
+        return None
+    if any(each.shape != before.shape[-1:] for each in module.parameters()):
         return None
     source = before
 
@@ -186,7 +196,7 @@ def _norm_again(module: nn.Module, before: Tensor | None) -> Callable[[int], Ten
             called: Tensor = module(source[:, head])
         return called.detach()
 
-    return again
+    return again if _same(again(0), part[:, 0]) else None
 
 
 def _scaled(part: Tensor, wanted: Tensor) -> Made | None:

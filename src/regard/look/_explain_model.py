@@ -241,7 +241,7 @@ class _Before:
         for number, stage in enumerate(stages):
             last = number == len(stages) - 1
             made = letter if last else f"{letter}{chr(39) * (len(stages) - 1 - number)}"
-            name = plural if last else f"{_ADJECTIVES[stage.how]} {plural}"
+            name = plural if last else f"{stage.how} {plural}"
             heads = stage.numbers.shape[1]
             kept = self.head * heads // self.site.heads
             note = _note(role, stage, kept, heads, self.site.heads)
@@ -273,15 +273,13 @@ class _Before:
         return Step(name, formula, own[self.followed], shape, None, note=note + who, checks=checks)
 
 
-_ADJECTIVES = {"projected": "projected", "module": "normed", "turned": "turned", "scaled": "scaled"}
-
-
 def _formula(role: str, stage: Made, made: str, before: str) -> str:
     product = _SAID[role][2]
     place = "p_i" if role == "query" else "j"
     said = {
         "projected": f"{made} = {product}{' + b' if stage.bias else ''}",
-        "module": f"{made} = norm({before})" if stage.before is not None else made,
+        "normed": f"{made} = norm({before})" if stage.before is not None else made,
+        "changed": f"{made} = module({before})" if stage.before is not None else made,
         "turned": f"{made} = {before} turned by its position {place}: x cos + x' sin",
         "scaled": f"{made} = {before} {stage.name}",
     }
@@ -295,7 +293,8 @@ def _note(role: str, stage: Made, kept: int, heads: int, all_heads: int) -> str:
     )
     said = {
         "projected": f"{matrix} is the part of {stage.name} that is this head's{grouped}",
-        "module": f"by {stage.name}{grouped}",
+        "normed": f"by {stage.name}{grouped}",
+        "changed": f"by {stage.name}{grouped}",
         "turned": f"rotary positions by {stage.name}{grouped}",
         "scaled": f"times {stage.name}, before attention",
     }
