@@ -6,7 +6,6 @@ not finite, and what the kernels cannot hold, goes to ``tiled``.
 
 from __future__ import annotations
 
-import math
 import struct
 
 import torch
@@ -15,7 +14,6 @@ from torch import Tensor
 from regard._call import Call
 from regard.kernels import _library
 from regard.kernels.problem import DIFFERENTIABLE, UNLIMITED, Problem
-from regard.normalizers import Relu, Sigmoid, Softmax
 from regard.scores import Concat, Distance
 
 WIDEST = 256
@@ -24,7 +22,6 @@ _GROUPS = {"v4": 32, "wide": 32}  # queries of a group, 16 elsewhere: gradients 
 _NOT_FINITE = 4
 KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _SCORES = {"dot": 0, "additive": 1}
-_NORMALIZERS = {Softmax: "softmax", Sigmoid: "sigmoid", Relu: "relu"}
 _NUMBERS = {"softmax": 0, "sigmoid": 1, "relu": 2, "sparsemax": 3, "entmax15": 4, "entmax": 5}
 _ROW_NUMBERS = {"softmax": 2, "sparsemax": 1, "entmax15": 1, "entmax": 1}
 _PADDING = 80  # of diagonals: tiles read past the ends, never using what they read
@@ -44,14 +41,7 @@ def refuses(call: Call) -> str | None:
         return f"widths of at most {WIDEST}, not {widest}"
     if isinstance(call.score, Distance):
         return "distances are computed from differences"
-    if type(call.normalize) not in _NORMALIZERS:
-        return f"not for {type(call.normalize).__name__}"
     return None
-
-
-def foreign(rows: Tensor) -> Tensor:
-    """Row numbers of another kernel, marked so that ``backward`` hands over too."""
-    return rows.neg_() if rows.shape[0] == 2 else rows
 
 
 def forward(problem: Problem) -> tuple[Tensor, Tensor, Tensor] | None:
@@ -220,7 +210,7 @@ def _sink_gradient(
 ) -> Tensor:
     """The sink is a key of value 0: of weight w, its gradient is w (dlse - grad_output . output), over all rows."""
     peak, total = rows
-    share = torch.exp2(sink.float()[..., None] * math.log2(math.e) - peak) / total
+    share = torch.exp(sink.float()[..., None] - peak) / total
     share = share.masked_fill(total == 0, 0.0)
     mean = torch.linalg.vecdot(grad_output.float(), output.float())
     change = -mean if grad_lse is None else grad_lse - mean
