@@ -204,6 +204,7 @@ class Nothing(nn.Module):
             ValueError,
             r"explain\(sample=\): there are 1, counted from 0; got 1",
         ),
+        ({"tokenizer": byte_tokenizer(), "sample": 1}, ValueError, r"explain\(sample=\): there are 1"),
         ({"score": None}, TypeError, "a model has its own value, mechanism and stages; leave them out"),
         ({"tokens": ["a"], "layer": 0, "head": 0, "token": "a"}, ValueError, "no such token"),
     ],
@@ -239,9 +240,8 @@ def test_every_site_of_other_families(family: str) -> None:
     with torch.no_grad(), traced(model) as trace, watch(model, keep=Keep(tensors=True)) as record:
         model(**inputs)
     for number, site in enumerate(record.sites):
-        last, sample = str(site.lengths[0] - 1), site.sizes.B - 1
         made = worked(
-            family, model, record, trace, layer=number, head=site.heads - 1, token=last, sample=sample
+            family, model, record, trace, number, site.heads - 1, site.lengths[0] - 1, site.sizes.B - 1
         )
         assert made.agrees, str(made)
         assert all(made[name].checks for name in ("queries", "keys", "values")), site.name

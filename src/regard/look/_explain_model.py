@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -48,10 +48,11 @@ def of_model(
     ValueError or OSError for a model, text, layer, head or token that is not there.
     """
     loaded = load_model(model)
-    reader = reader_of(loaded, target)
-    with traced(reader) as trace:
-        record = record_of(loaded, text, target=target, keep=_KEEP)
-    return worked(loaded.name, reader, record, trace, layer=layer, head=head, token=token)
+
+    def run() -> Record:
+        return record_of(loaded, text, target=target, keep=_KEEP)
+
+    return _explained(loaded.name, reader_of(loaded, target), run, layer, head, token, 0)
 
 
 def of_inputs(
@@ -66,26 +67,41 @@ def of_inputs(
     tokenizer: Any,
 ) -> Explanation:
     """Run `model` on its inputs once, watched, and explain one query of one head."""
-    with torch.no_grad(), traced(model) as trace, watch(model, keep=_KEEP) as record:
-        _call(model, inputs)
-    if not record.sites:
-        raise ValueError(
-            f"explain: no attention was seen in {type(model).__name__}"
-            + "".join(f"; {note}" for note in record.notes)
-        )
-    record.model = type(model).__name__
-    if tokens:
-        record.label([Token(name) for name in tokens])
-    elif tokenizer is not None:
-        ids = _ids(inputs)
-        if ids is None:
-            raise ValueError(
-                "explain(tokenizer=): the inputs have no ids of tokens (integers, (B, T)); give tokens="
-            )
-        record.text, table = tokens_of_ids(tokenizer, ids[sample].tolist())
-        record.label(table)
+
+    def run() -> Record:
+        with torch.no_grad(), watch(model, keep=_KEEP) as record:
+            _call(model, inputs)
+        if not record.sites:
+            notes = "".join(f"; {note}" for note in record.notes)
+            raise ValueError(f"explain: no attention was seen in {type(model).__name__}{notes}")
+        if tokens:
+            record.label([Token(name) for name in tokens])
+        elif tokenizer is not None:
+            record.text, table = tokens_of_ids(tokenizer, _ids(inputs, sample))
+            record.label(table)
+        return record
+
     asked = None if token is None else str(token)
-    return worked(record.model, model, record, trace, layer=layer, head=head, token=asked, sample=sample)
+    return _explained(type(model).__name__, model, run, layer, head, asked, sample)
+
+
+def _explained(
+    name: str,
+    model: nn.Module,
+    run: Callable[[], Record],
+    layer: int | None,
+    head: int | None,
+    token: str | None,
+    sample: int,
+) -> Explanation:
+    """Run once to choose a place, and once more to keep what the modules around it were given and gave."""
+    first = run()
+    number, head, followed = _choice(first, layer, head, token, sample)
+    path = first.sites[number].name.split(".")
+    around = "" if first.sites[number].name == type(model).__name__ else ".".join(path[:-1])
+    with traced(model, around) as trace:
+        record = run()
+    return worked(name, model, record, trace, number, head, followed, sample)
 
 
 def _call(model: nn.Module, inputs: Any) -> None:
@@ -97,20 +113,39 @@ def _call(model: nn.Module, inputs: Any) -> None:
         model(inputs)
 
 
-def _ids(inputs: Any) -> Tensor | None:
-    values = (
-        inputs.values()
-        if isinstance(inputs, Mapping)
-        else inputs
-        if isinstance(inputs, (tuple, list))
-        else [inputs]
+def _ids(inputs: Any, sample: int) -> list[int]:
+    """The ids of the tokens of one sample among the inputs: whole numbers, (B, T)."""
+    given = list(inputs.values()) if isinstance(inputs, Mapping) else inputs
+    for value in given if isinstance(given, (tuple, list)) else [given]:
+        if isinstance(value, Tensor) and not value.is_floating_point() and value.dim() == 2:
+            _require_sample(sample, len(value))
+            ids: list[int] = value[sample].tolist()
+            return ids
+    raise ValueError(
+        "explain(tokenizer=): the inputs have no ids of tokens (whole numbers, (B, T)); give tokens="
     )
-    whole = [
-        value
-        for value in values
-        if isinstance(value, Tensor) and not value.is_floating_point() and value.dim() == 2
-    ]
-    return whole[0] if whole else None
+
+
+def _require_sample(sample: int, count: int) -> None:
+    if not 0 <= sample < count:
+        raise ValueError(f"explain(sample=): there are {count}, counted from 0; got {sample}")
+
+
+def _choice(
+    record: Record, layer: int | None, head: int | None, token: str | None, sample: int
+) -> tuple[int, int, int | None]:
+    """The place, head and query to explain: those that are asked for, else the ones that link tokens most."""
+    needed = sum(4 * site.sizes.B * site.sizes.H * site.sizes.Tq * site.sizes.Tk for site in record.sites)
+    if (layer is None or head is None) and needed > WEIGHT_BYTES:
+        raise ValueError(
+            f"the weights of all heads take {needed / 2**30:.1f} GiB, too much to choose one by; say "
+            "which: --layer and --head"
+        )
+    number, head = pick(record, layer, head)
+    site = record.sites[number]
+    _require_sample(sample, site.sizes.B)
+    names = [each.text for each in site.query_tokens] or [""] * site.lengths[0]
+    return number, head, which(token, names, None if token else telling_query(site, head))
 
 
 def worked(
@@ -118,36 +153,19 @@ def worked(
     model: nn.Module,
     record: Record,
     trace: Trace,
-    *,
-    layer: int | None,
-    head: int | None,
-    token: str | None,
+    number: int,
+    head: int,
+    followed: int | None,
     sample: int = 0,
 ) -> Explanation:
     """The explanation of one head of one site of what was watched and traced."""
     from regard.look.explain import explain
 
-    _require_choice(record, layer, head)
-    layer, head = pick(record, layer, head)
-    site = record.sites[layer]
-    if not 0 <= sample < site.sizes.B:
-        raise ValueError(f"explain(sample=): there are {site.sizes.B}, counted from 0; got {sample}")
-    names = [each.text for each in site.query_tokens] or [""] * site.lengths[0]
-    followed = which(token, names, telling_query(site, head))
+    site = record.sites[number]
     before = _Before(model, record, site, trace, head, followed, sample)
-    title = f"{name}, layer {layer}, head {head} of {site.heads} ({site.title}); all counted from 0"
+    title = f"{name}, layer {number}, head {head} of {site.heads} ({site.title}); all counted from 0"
     stages = {step.name: step for step in before.steps()}
     return explain(site, token=followed, head=head, sample=sample, stages=stages, title=title)
-
-
-def _require_choice(record: Record, layer: int | None, head: int | None) -> None:
-    """Choosing a head reads the weights of all of them."""
-    needed = sum(4 * site.sizes.B * site.sizes.H * site.sizes.Tq * site.sizes.Tk for site in record.sites)
-    if (layer is None or head is None) and needed > WEIGHT_BYTES:
-        raise ValueError(
-            f"the weights of all heads take {needed / 2**30:.1f} GiB, too much to choose one by; say "
-            "which: --layer and --head"
-        )
 
 
 class _Before:
@@ -214,9 +232,9 @@ class _Before:
         return []
 
     def _scopes(self) -> Iterator[list[Event]]:
-        """The modules inside the site's own module, then inside the one around it, and so on."""
+        """The modules inside the site's own module, then inside the one around it."""
         path = [] if self.site.name == type(self.model).__name__ else self.site.name.split(".")
-        for depth in range(len(path), max(-1, len(path) - 3), -1):
+        for depth in range(len(path), max(-1, len(path) - 2), -1):
             yield self.trace.within(".".join(path[:depth]), self.site.call)
 
     def _hidden(self, made: Mapping[str, list[Made]]) -> Iterator[Step]:

@@ -34,6 +34,26 @@ class Trace:
     events: list[Event] = field(default_factory=list)
     rotary: list[tuple[str, Tensor, Tensor]] = field(default_factory=list)
 
+    _calls: Counter[str] = field(default_factory=Counter)
+
+    def tables(self, name: str, output: Any) -> bool:
+        """Keep cosines and sines; False where a module gave none."""
+        if isinstance(output, Tensor) and output.is_complex():
+            self.rotary.append((name, _kept(output.real), _kept(output.imag)))
+        elif _is_rotary(output):
+            self.rotary.append((name, _kept(output[0]), _kept(output[1])))
+        else:
+            return False
+        return True
+
+    def event(self, name: str, module: nn.Module, given: tuple[Any, ...], output: Any) -> None:
+        """Keep what a module was given and gave (the first of several)."""
+        first = output[0] if isinstance(output, (tuple, list)) and output else output
+        if isinstance(first, Tensor):
+            inputs = tuple(_kept(value) for value in given[:3] if _is_real(value))
+            self.events.append(Event(name, module, self._calls[name], inputs, _kept(first)))
+            self._calls[name] += 1
+
     def within(self, site: str, call: int) -> list[Event]:
         """The calls of the modules inside the module of a site ("" is all), in the site's own call (from 0)."""
         inside = [event for event in self.events if not site or f"{event.name}.".startswith(f"{site}.")]
@@ -47,23 +67,19 @@ class Trace:
 
 
 @contextmanager
-def traced(model: nn.Module) -> Iterator[Trace]:
-    """Inside the block, keep what every module of `model` is given and gives; afterwards its hooks are as they were."""
-    trace, calls = Trace(), Counter[str]()
+def traced(model: nn.Module, around: str = "") -> Iterator[Trace]:
+    """Inside the block, keep what the modules inside `around` are given and give, and every embedding ("" is all).
+
+    Rotary positions are kept wherever they are made. Afterwards the model's hooks are as they were.
+    """
+    trace = Trace()
 
     def hook(name: str, module: nn.Module) -> Any:
+        near = not around or f"{name}.".startswith(f"{around}.") or isinstance(module, nn.Embedding)
+
         def seen(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-            call = calls[name]
-            calls[name] += 1
-            inputs = tuple(_kept(value) for value in (*args, *kwargs.values())[:3] if _is_real(value))
-            if isinstance(output, Tensor) and output.is_complex():
-                trace.rotary.append((name, _kept(output.real), _kept(output.imag)))
-            elif isinstance(output, Tensor):
-                trace.events.append(Event(name, module, call, inputs, _kept(output)))
-            elif _is_rotary(output):
-                trace.rotary.append((name, _kept(output[0]), _kept(output[1])))
-            elif isinstance(output, (tuple, list)) and output and isinstance(output[0], Tensor):
-                trace.events.append(Event(name, module, call, inputs, _kept(output[0])))
+            if not trace.tables(name, output) and near:
+                trace.event(name, module, (*args, *kwargs.values()), output)
 
         return module.register_forward_hook(seen, with_kwargs=True)
 
