@@ -72,11 +72,17 @@ def compared(page: Page) -> bytes:
 
 
 def long(page: Page) -> bytes:
-    """2,100 tokens and more: blocks, lists and needles, one head's map kept."""
+    """More than 2,048 tokens: blocks, lists and needles of an induction head."""
     text = (DOCS.parent / "CONTRACTS.md").read_text(encoding="utf-8")
     keep = Keep(topk=8, pool=1024, layers=(17, 18), heads=(3, 6))
     record = record_of(model("smollm2"), text, keep=keep)
-    return shot(page, html.page(record, 18, 6), width=1280, scheme="light", height=1700)
+    shot(page, html.page(record, 17, 3), width=1280, scheme="light", height=900)
+    first, last = (page.locator(name).bounding_box() for name in ("#head-title", "#needles-part"))
+    assert first is not None and last is not None
+    height = last["y"] + last["height"] - first["y"] + 40
+    clip = {"x": 0, "y": first["y"] - 20, "width": 1280, "height": height}
+    found: bytes = page.screenshot(full_page=True, clip=clip)  # type: ignore[arg-type]
+    return found
 
 
 def in_terminal(page: Page) -> bytes:

@@ -236,9 +236,10 @@ def test_cross_attention_has_two_lists(opened):
     assert one.quiet()
 
 
-def test_heads_that_were_left_out_are_named_and_cannot_be_chosen(opened, record):
+def test_heads_that_were_left_out_say_so(opened, record):
     one = opened(record, layer=1, head=0, budget=10)
-    assert "only the small picture" in one.text("footer")
+    assert "of all 4 heads the numbers of the catalogue" in one.text("footer")
+    assert one.text("#said") == "Only the numbers of this head are in this page."
     assert one.quiet()
 
 

@@ -66,34 +66,32 @@ def _exactness(packer: Packer) -> str:
     return f"maps in 8 bits along the square root: the largest error here is {packer.error:.4f}; {exact}"
 
 
+_FORMS = {
+    "whole": "every weight",
+    "blocks": "blocks (the largest and the mean weight of each) and lists of the largest weights",
+    "lists": "lists of the largest weights",
+    "numbers": "the numbers of the catalogue",
+}
+
+
 def _carried(sites: list[Shown], packer: Packer) -> str:
-    every = len(packer.forms)
-    count = Counter(packer.forms.values())
-    if count["whole"] == every:
-        return f"every weight of all {every} heads"
-    said = [f"every weight of {_named(packer, 'whole')}"] if count["whole"] else []
-    if count["blocks"]:
-        what = (
-            "the other heads"
-            if said
-            else "all heads"
-            if count["blocks"] == every
-            else _named(packer, "blocks")
-        )
-        said.append(
-            f"{what} as blocks (the largest and the mean weight of each) and lists of the largest weights"
-        )
-    if count["thumbnail"]:
-        what = f"of {_named(packer, 'thumbnail')} only the small picture and the numbers of the catalogue"
-        said.append(what)
-    long = any(max(site.Tq, site.Tk) > LONGEST for site in sites)
-    why = f"a map of more than {LONGEST:,} tokens is not carried whole" if long else ""
-    full = (
-        ""
-        if count["whole"] + count["blocks"] == every and long
-        else f"all would have made it larger than {packer.budget / 1e6:g} MB"
-    )
-    return "; ".join([*said, *(reason for reason in (why, full) if reason)])
+    every, count = len(packer.forms), Counter(packer.forms.values())
+    said = []
+    for form, what in _FORMS.items():
+        if count[form]:
+            whose = f"all {_count(every, 'head')}" if count[form] == every else _named(packer, form)
+            said.append(f"of {whose} {what}")
+    if any(max(site.Tq, site.Tk) > LONGEST for site in sites):
+        said.append(f"maps of more than {LONGEST:,} tokens are not carried whole")
+    if packer.lacking:
+        said.append(f"of {_count(len(packer.lacking), 'head')} the record holds no map")
+    less = [place for place, form in packer.forms.items() if form != "whole" and place not in packer.lacking]
+    if any(
+        max(sites[number].Tq, sites[number].Tk) <= LONGEST or packer.forms[number, head] == "numbers"
+        for number, head in less
+    ):
+        said.append(f"all weights would have made it larger than {packer.budget / 1e6:g} MB")
+    return "; ".join(said)
 
 
 def _named(packer: Packer, form: str) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from regard.look._shown import LONGEST, TOP, Array, Shown, Top, pool
+from regard.look._shown import LONGEST, POOL, TOP, Array, Shown, Top, pool
 
 # Up to so many weights in all are carried in 16 bits; beyond, in 8, with the largest of each row in 16.
 FINE = 400_000
@@ -50,8 +50,9 @@ class Packer:
     chunks: list[str] = field(default_factory=list)
     spent: int = 0
     error: float = 0.0
-    # How each head got in: "whole", "blocks", or "thumbnail".
+    # How each head got in: "whole", "blocks", "lists", or "numbers"; and those of which the record holds no map.
     forms: dict[tuple[int, int], str] = field(default_factory=dict)
+    lacking: set[tuple[int, int]] = field(default_factory=set)
 
     def put(self, data: bytes) -> int:
         """Add a chunk whatever it costs; its number."""
@@ -70,38 +71,44 @@ class Packer:
         return len(self.chunks) - 1
 
 
-def heads(packer: Packer, sites: list[Shown], opened: tuple[int, int]) -> list[list[dict[str, Any]]]:
-    """What the page carries of each head, site by site: first the head it opens on, then its layer, then the rest."""
+def heads(
+    packer: Packer, sites: list[Shown], opened: tuple[int, int], drawn: set[tuple[int, int]]
+) -> list[list[dict[str, Any]]]:
+    """What the page carries of each head, site by site: first the head it opens on, then its layer, then the rest.
+
+    `drawn` are those with a map in the record. Of the others lists are carried only where no head has a map.
+    """
     cells = sum(site.Tq * site.Tk * site.heads for site in sites if max(site.Tq, site.Tk) <= LONGEST)
     bits = 16 if cells <= FINE else 8
     every = [(site, head) for site in sites for head in range(site.heads)]
-    first, layer = opened
-    every.sort(key=lambda one: ((one[0].number, one[1]) != opened, one[0].number != first))
+    every.sort(key=lambda one: ((one[0].number, one[1]) != opened, one[0].number != opened[0]))
     found: dict[tuple[int, int], dict[str, Any]] = {}
     room = True
     for site, head in every:
-        carried, room = _head(packer, site, head, bits, room)
-        found[site.number, head] = carried
+        place = (site.number, head)
+        carried: dict[str, Any] = {"map": None, "top": None, "received": None}
+        if place in drawn:
+            carried["map"], room = _map(packer, site, head, bits, room)
+        else:
+            packer.lacking.add(place)
+        whole = carried["map"] is not None and carried["map"]["whole"]
+        if not (whole and bits == 16) and (place in drawn or not drawn):
+            carried["top"] = _top(packer, site, head)
+        packer.forms[place] = (
+            ("whole" if whole else "blocks") if carried["map"] else "lists" if carried["top"] else "numbers"
+        )
+        found[place] = carried
     return [[found[site.number, head] for head in range(site.heads)] for site in sites]
 
 
-def _head(packer: Packer, site: Shown, head: int, bits: int, room: bool) -> tuple[dict[str, Any], bool]:
-    """One head: its map whole while there is room, then as blocks, then not at all; and whether there still is room."""
-    carried: dict[str, Any] = {"map": None, "top": None, "received": None}
-    place = (site.number, head)
-    packer.forms[place] = "thumbnail"
+def _map(packer: Packer, site: Shown, head: int, bits: int, room: bool) -> tuple[dict[str, Any] | None, bool]:
+    """The map of a head, whole while there is room, else as blocks, else none; and whether there still is room."""
     if room and site.has_map(head):
-        carried["map"] = _whole(packer, site.map(head), bits)
-        room = carried["map"] is not None
-        if room:
-            packer.forms[place] = "whole"
-    if carried["map"] is None:
-        carried["map"] = _blocks(packer, site, head, SMALL if site.has_map(head) else None)
-        if carried["map"] is not None:
-            packer.forms[place] = "blocks"
-    if bits == 8 or packer.forms[place] != "whole":
-        carried["top"] = _top(packer, site, head)
-    return carried, room
+        whole = _whole(packer, site.map(head), bits)
+        if whole is not None:
+            return whole, True
+        room = False
+    return _blocks(packer, site, head, SMALL if site.has_map(head) else None), room
 
 
 def _whole(packer: Packer, weights: Array, bits: int) -> dict[str, Any] | None:
@@ -128,7 +135,7 @@ def _blocks(packer: Packer, site: Shown, head: int, side: int | None) -> dict[st
     means = packer.offer(eighths(mean, packer.signed).tobytes())
     cell = site.site.cell
     if side is not None or site.site.pooled is None:
-        cell = (max(1, -(-site.Tq // (side or 1024))), max(1, -(-site.Tk // (side or 1024))))
+        cell = (max(1, -(-site.Tq // (side or POOL))), max(1, -(-site.Tk // (side or POOL))))
     rows, columns = largest.shape
     return _described(number, means, (rows, columns), cell, 8, whole=False)
 
@@ -174,18 +181,23 @@ def _text(data: bytes) -> str:
     return base64.b64encode(packing.compress(data) + packing.flush()).decode()
 
 
-def thumbs(packer: Packer, sites: list[Shown]) -> tuple[int, list[tuple[int, int]]]:
-    """Every head small, the largest weight of each block: the chunk that holds them, and the size of each site's."""
+def thumbs(packer: Packer, sites: list[Shown]) -> tuple[int, list[tuple[int, int]], set[tuple[int, int]]]:
+    """Every head small, the largest weight of each block: the chunk that holds them, and the size of each site's.
+
+    Also which heads (site, head) there is something to draw of.
+    """
     parts: list[bytes] = []
     sizes: list[tuple[int, int]] = []
+    drawn: set[tuple[int, int]] = set()
     for site in sites:
         maps = [_thumb(site, head) for head in range(site.heads)]
         known = [one for one in maps if one is not None]
         size = known[0].shape if known else (0, 0)
         sizes.append((int(size[0]), int(size[1])))
+        drawn |= {(site.number, head) for head, one in enumerate(maps) if one is not None}
         for one in maps:
             parts.append(eighths(np.zeros(size) if one is None else one, packer.signed).tobytes())
-    return packer.put(b"".join(parts)), sizes
+    return packer.put(b"".join(parts)), sizes, drawn
 
 
 def _thumb(site: Shown, head: int) -> Array | None:

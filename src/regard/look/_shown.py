@@ -174,6 +174,9 @@ class Shown:
         if self.site.kind == "self":
             offset = self.site.offset if isinstance(self.site.offset, int) else 0
             weights = weights * (np.abs(np.arange(self.Tq)[:, None] + offset - keys) > 1)
+            if not any(token.special for token in self.keys):
+                # Many heads of models without such tokens rest on the first.
+                weights = weights * (keys > 0)
         if len(self.keys) == self.Tk:
             weights = weights * ~_special(self.keys)[keys]
         if len(self.queries) == self.Tq:
@@ -215,7 +218,7 @@ class Shown:
     def effective(self, head: int) -> float | None:
         """The effective number of keys, e^entropy, the mean over the queries."""
         rows = self._statistic("entropy")
-        return None if rows is None or rows.shape[-1] == 0 else float(rows[head].exp().mean())
+        return None if rows is None or rows.shape[-1] == 0 else float(np.exp(_numpy(rows[head])).mean())
 
     def received(self, head: int) -> Array | None:
         """(Tk,): what each key received in all."""

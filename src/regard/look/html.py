@@ -29,6 +29,8 @@ _SCRIPTS = ("data", "colour", "state", "overview", "map", "tokens", "picture", "
 # A longer text is not repeated at the top of the page: it can be read token by token below.
 _TEXT_SHOWN = 20_000
 _PICTURE = 448
+# A longer text is shown in small letters.
+_LARGE = 300
 
 
 def page(
@@ -45,11 +47,11 @@ def page(
 
     `layer` is the place of a site in the record. Weights are carried in 16 bits (to within 1/65535) while they are few,
     beyond that in 8 (along the square root, to within 0.004) beside the 8 largest of each row in 16. `budget`, in
-    bytes, bounds what is carried: whole maps first, of the head it opens on, its layer, then the others; then blocks of
-    256 x 256, then only small pictures. Sites of more than 2,048 tokens are carried as blocks (largest and mean) and
-    the largest weights. The page says what it left out. Its policy (`default-src 'none'`) keeps the browser from
-    loading or sending anything, and text from the record is inert in it. ValueError for a record without sites, one
-    that disagrees with itself, and for a layer or head that it does not have.
+    bytes, bounds what is carried: whole maps first, of the head it opens on, its layer, then the others; then blocks
+    of 256 x 256, then lists of the largest weights, then only small pictures. Sites of more than 2,048 tokens are
+    carried as blocks (largest and mean) and lists. The page says what it left out. Its policy (`default-src 'none'`)
+    keeps the browser from loading or sending anything, and text from the record is inert in it. ValueError for a
+    record without sites, one that disagrees with itself, and for a layer, head or token that it does not have.
     """
     record, sites, columns = sources(source)
     layer, head = opening(sites, layer, head)
@@ -68,6 +70,8 @@ def page(
         title=escape(title),
         heading="Attention, compared" if packer.signed else "Attention",
         style=style,
+        size="text" if len(record.text) <= _LARGE else "text long",
+        missing="" if _all_drawn(data) else " Of the grey ones the record holds no weights.",
         text=escape(text + ("…" if len(record.text) > _TEXT_SHOWN else "")),
         facts=escape(facts(record, sites)),
         footer=honesty(record, sites, packer),
@@ -96,6 +100,10 @@ def _script() -> str:
 
 def _hash(text: str) -> str:
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+def _all_drawn(data: dict[str, Any]) -> bool:
+    return all(head["drawn"] for site in data["sites"] for head in site["heads"])
 
 
 def _direction(text: str) -> str:
@@ -148,7 +156,7 @@ class _Tables:
 def _data(
     record: Record, sites: list[Shown], packer: Packer, opened: tuple[int, int, int], columns: list[Column]
 ) -> dict[str, Any]:
-    chunk, sizes = _page_pack.thumbs(packer, sites)
+    chunk, sizes, drawn = _page_pack.thumbs(packer, sites)
     tables = _Tables(record, packer)
     described = [
         {
@@ -163,10 +171,15 @@ def _data(
         }
         for site, size in zip(sites, sizes, strict=True)
     ]
-    carried = _page_pack.heads(packer, sites, opened[:2])
+    carried = _page_pack.heads(packer, sites, opened[:2], drawn)
     for site, one, parts in zip(sites, described, carried, strict=True):
         one["heads"] = [
-            {**part, "said": site.said(head), "cells": [column.of(site, head) for column in columns]}
+            {
+                **part,
+                "drawn": (site.number, head) in drawn,
+                "said": site.said(head),
+                "cells": [column.of(site, head) for column in columns],
+            }
             for head, part in enumerate(parts)
         ]
     return {

@@ -3,7 +3,7 @@ const fill = (select, options, chosen) => select.replaceChildren(...options.map(
 
 const drawControls = () => {
   fill(find("layer"), record.sites.map((one, layer) => [layer, one.option]), state.layer);
-  fill(find("head"), seenHeads().map((head) => [head, String(head)]), state.head);
+  fill(find("head"), site().heads.map((_, head) => [head, String(head)]), state.head);
   find("pool").value = state.pool;
   find("pool-part").hidden = shown.whole && Math.max(queries().length, keys().length) <= 256;
   find("apart-part").hidden = apart().size === 0 || Boolean(record.signed);

@@ -1,6 +1,9 @@
 // All heads as small maps on one canvas, and the catalogue: the same heads as a table that can be sorted.
 const EDGE = 30;
 const GAP = 4;
+// The height that all layers share, and the least that a map takes of it; more layers than fit are scrolled to.
+const TALL = 520;
+const LEAST = 15;
 let cells = [];
 let thumbs = null;
 const overview = { size: 0, wide: 0 };
@@ -23,7 +26,8 @@ const drawOverview = () => {
   const canvas = find("heads");
   const most = Math.max(1, ...record.sites.map((one) => one.heads.length));
   const room = canvas.parentElement.clientWidth - EDGE;
-  const size = within(Math.floor(room / most) - GAP, 18, record.sites.length > 16 ? 32 : record.sites.length > 6 ? 44 : 72);
+  const share = Math.floor(TALL / record.sites.length) - GAP;
+  const size = within(Math.min(Math.floor(room / most) - GAP, share), LEAST, 72);
   Object.assign(overview, { size, wide: most });
   const pen = sized(canvas, EDGE + most * (size + GAP), 18 + record.sites.length * (size + GAP) + 3);
   pen.font = `11px ${family}`;
@@ -43,7 +47,9 @@ const drawOverview = () => {
 const drawThumb = (pen, layer, number, left, top) => {
   const { size } = overview;
   const [rows, columns] = record.sites[layer].thumb;
-  if (rows * columns > 0) pen.drawImage(bitmap(thumbs[layer][number], columns, 0, rows, 0, columns), left, top, size, size);
+  pen.fillStyle = style("--panel");
+  pen.fillRect(left, top, size, size);
+  if (rows * columns > 0 && record.sites[layer].heads[number].drawn) pen.drawImage(bitmap(thumbs[layer][number], columns, 0, rows, 0, columns), left, top, size, size);
   pen.strokeStyle = style("--line");
   pen.lineWidth = 1;
   pen.strokeRect(left - 0.5, top - 0.5, size + 1, size + 1);

@@ -4,12 +4,12 @@ let shown = null;
 const site = () => record.sites[state.layer];
 const queries = () => record.tables[site().queries];
 const keys = () => record.tables[site().keys];
-const seenHeads = () => site().heads.map((head, number) => (head.map || head.top ? number : -1)).filter((number) => number >= 0);
+// A head of which the page has its numbers alone.
+const bare = () => shown.levels.length === 0 && !shown.top;
 
 const fit = () => {
   state.layer = within(state.layer, 0, record.sites.length - 1);
-  const heads = seenHeads();
-  if (!heads.includes(state.head)) [state.head] = heads.length > 0 ? heads : [0];
+  state.head = within(state.head, 0, Math.max(0, site().heads.length - 1));
   const side = state.side === "query" ? queries() : keys();
   state.token = within(state.token, 0, Math.max(0, side.length - 1));
   if (state.key >= keys().length) state.key = -1;

@@ -52,7 +52,7 @@ const drawTokens = () => {
   find("keys-part").hidden = !across();
   const value = looks ? rowOf(state.token) : columnOf(state.token);
   const empty = (looks ? queries() : keys()).length === 0;
-  const share = empty ? null : (index) => value.at(index);
+  const share = empty || bare() ? null : (index) => value.at(index);
   const chosen = (name) => (sideOf(name) === state.side ? state.token : -1);
   const shaded = (name) => (!across() || sideOf(name) !== state.side ? share : null);
   markChips("tokens", drawChips("tokens", queries(), chosen("tokens")), chosen("tokens"), shaded("tokens"));
@@ -84,8 +84,9 @@ const drawTables = (empty) => {
   const looks = state.side === "query";
   const name = (looks ? queries() : keys()).name;
   const clear = (list) => list.filter(([, share], place) => place === 0 || Math.abs(share) >= 0.0005);
-  const row = !empty && (looks || !across()) ? rowOf(state.token) : null;
-  const column = !empty && (!looks || !across()) ? clear(columnOf(state.token).list(8)) : null;
+  const none = empty || bare();
+  const row = !none && (looks || !across()) ? rowOf(state.token) : null;
+  const column = !none && (!looks || !across()) ? clear(columnOf(state.token).list(8)) : null;
   drawTable("attends", row ? `${name(state.token)} attends to` : "", row && clear(row.list(8)), keys(), across() ? "key" : state.side);
   drawTable("attended", column ? `${name(state.token)} is attended to by` : "", column, queries(), "query");
   find("mass").textContent = row && apart().size > 0 && !record.signed ? massSaid(row) : "";
@@ -99,7 +100,7 @@ const massSaid = (row) => {
 };
 
 const say = (query, key) => {
-  if (queries().length === 0 || keys().length === 0) return;
+  if (queries().length === 0 || keys().length === 0 || bare()) return;
   const row = rowOf(query);
   const share = row.exact(key);
   const shownShare = share === null ? `in a block of ${text(coarse(query, key) ?? 0)}` : text(row.at(key));
@@ -108,6 +109,7 @@ const say = (query, key) => {
 };
 const sayBest = () => {
   if (queries().length === 0 || keys().length === 0) { find("said").textContent = "There are no tokens here."; return; }
+  if (bare()) { find("said").textContent = "Only the numbers of this head are in this page."; return; }
   if (state.side === "query") {
     const [best] = state.key >= 0 ? [[state.key]] : rowOf(state.token).list(1);
     if (best) say(state.token, best[0]);
