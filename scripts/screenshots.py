@@ -113,10 +113,13 @@ PICTURES: dict[str, Callable[[Page], bytes]] = {
 
 
 def small(data: bytes) -> bytes:
-    """The same picture with a palette of 256 colours, which is a third of the bytes."""
-    picture = Image.open(io.BytesIO(data)).convert("RGB").quantize(256, dither=Image.Dither.NONE)
-    kept = io.BytesIO()
-    picture.save(kept, "PNG", optimize=True)
+    """The same picture with a palette: of 256 colours, or of as many fewer as it takes to be small."""
+    picture = Image.open(io.BytesIO(data)).convert("RGB")
+    for colours in (256, 128, 64, 32):
+        kept = io.BytesIO()
+        picture.quantize(colours, dither=Image.Dither.NONE).save(kept, "PNG", optimize=True)
+        if kept.tell() <= LARGEST:
+            break
     return kept.getvalue()
 
 

@@ -276,3 +276,16 @@ def test_long_weights_that_were_kept_are_shown_as_blocks():
     assert (carried["whole"], carried["tall"]) == (False, 3) and blocks[5, 5] == 1 and blocks[5, 6] == 0
     assert top_of(data, 0, 1)[1][2000, 0] == 2000
     assert data["sites"][0]["heads"][0]["map"] is None
+
+
+def test_weights_that_are_no_numbers_are_said():
+    weights = torch.full((1, 3, 3), 0.25)
+    weights[0, 1] = torch.nan
+    page = html.page(record_with(weights))
+    assert (map_of(data_of(page), 0, 0)[0][1] == 0).all()
+    assert "in 1 head some weights are NaN or infinite; they are drawn as 0" in footer_of(page)
+
+
+def test_halves_of_characters_can_be_written():
+    record = record_with(torch.eye(2)[None], ["\ud800", "b"])
+    assert "\ufffd" in html.page(record).encode().decode()

@@ -125,7 +125,8 @@ def _small(site: Shown, number: int, size: int) -> Array | None:
 def _about(record: Record, site: Shown, pooled: bool) -> str:
     text = visible(" ".join(record.text.split()))[:200]
     length = f" {site.Tq:,} x {site.Tk:,} weights: each cell is the largest of its block." if pooled else ""
-    return f"{record.model + ': ' if record.model else ''}{text}{length}"
+    broken = " Some weights are NaN or infinite, and drawn as 0." if site.not_numbers else ""
+    return f"{record.model + ': ' if record.model else ''}{text}{length}{broken}"
 
 
 def _names(tokens: tuple[Token, ...], length: int) -> list[str]:

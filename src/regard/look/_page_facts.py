@@ -52,6 +52,12 @@ def _listed(sites: list[Shown], packer: Packer) -> Iterator[tuple[str, str]]:
             "Weights",
             "those of attention itself, per head, before dropout; of the first sample of the batch",
         )
+    broken = sum(len(site.not_numbers) for site in sites)
+    if broken:
+        yield (
+            "Not numbers",
+            f"in {_count(broken, 'head')} some weights are NaN or infinite; they are drawn as 0",
+        )
     yield "Exactness", _exactness(packer)
     yield "In this page", _carried(sites, packer)
 

@@ -39,6 +39,8 @@ class Shown:
         self.heads = self.site.heads
         self.Tq, self.Tk = self.site.lengths
         self.queries, self.keys = self.site.query_tokens, self.site.key_tokens
+        # Heads among whose weights were NaN or infinite ones, as far as they were read.
+        self.not_numbers: set[int] = set()
         self._several = len({_group(site) for site in record.sites}) > 1
 
     @property
@@ -90,10 +92,17 @@ class Shown:
         return self.site.whole is not None and (kept is None or head in kept)
 
     def map(self, head: int) -> Array:
-        """(Tq, Tk) in float32. ValueError where the record does not hold it."""
+        """(Tq, Tk) in float32, 0 for what is no number (see `not_numbers`). ValueError where it was not kept."""
         if self.Tq * self.Tk == 0:
             return np.zeros((self.Tq, self.Tk), np.float32)
-        return _numpy(self.site.map(head, self.sample))
+        return self._numbers(head, _numpy(self.site.map(head, self.sample)))
+
+    def _numbers(self, head: int, weights: Array) -> Array:
+        """Rows that saw a NaN are NaN: they cannot be drawn, and it is kept in mind that they were there."""
+        if np.isfinite(weights).all():
+            return weights
+        self.not_numbers.add(head)
+        return np.nan_to_num(weights, nan=0.0, posinf=0.0, neginf=0.0)
 
     def top(self, head: int, count: int = TOP) -> Top | None:
         """The largest weights of each row, `count` or as many as the record holds; None where it holds none."""
@@ -103,7 +112,10 @@ class Shown:
             return Top(np.take_along_axis(weights, keys, -1), keys)
         kept, kept_keys = self.site.top_weights, self.site.top_keys
         if kept is not None and kept_keys is not None:
-            return Top(_numpy(kept[self.sample, head]), kept_keys[self.sample, head].cpu().numpy())
+            return Top(
+                self._numbers(head, _numpy(kept[self.sample, head])),
+                kept_keys[self.sample, head].cpu().numpy(),
+            )
         seen = self._observed
         if seen is None:
             return None

@@ -38,7 +38,7 @@ def document(source: Record | Difference, layer: int, head: int, tokens: Sequenc
             "rows": [_row(site, head, query) for query in (tokens or range(site.Tq))],
         },
     }
-    return json.dumps(found, ensure_ascii=False, indent=1)
+    return json.dumps(found, ensure_ascii=False, indent=1).encode("utf-8", "replace").decode()
 
 
 def _site(shown: Shown) -> dict[str, Any]:

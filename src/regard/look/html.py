@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import re
 import unicodedata
 from collections.abc import Sequence
 from html import escape
@@ -29,6 +30,8 @@ _SCRIPTS = ("data", "colour", "state", "overview", "map", "tokens", "picture", "
 # A longer text is not repeated at the top of the page: it can be read token by token below.
 _TEXT_SHOWN = 20_000
 _PICTURE = 448
+# Halves of surrogate pairs, which no file can hold.
+_HALVES = re.compile("[\ud800-\udfff]")
 # A longer text is shown in small letters.
 _LARGE = 300
 
@@ -64,7 +67,7 @@ def page(
     style, script = _part("look.css"), _script()
     title = f"Attention: {visible(record.text)[:60]}" if record.text else f"Attention in {record.model}"
     text = "\n".join(visible(line) for line in record.text[:_TEXT_SHOWN].splitlines())
-    return Template(_part("page.html")).substitute(
+    made = Template(_part("page.html")).substitute(
         policy=f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; "
         "base-uri 'none'; form-action 'none'",
         title=escape(title),
@@ -78,6 +81,7 @@ def page(
         record=json.dumps(data, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c"),
         script=script,
     )
+    return _HALVES.sub("\ufffd", made)
 
 
 def notebook(record: Record, height: int = 900) -> str:

@@ -158,8 +158,12 @@ def _folded(words: list[str], width: int) -> list[str]:
 
 
 def _head_title(site: Shown, head: int) -> list[Text]:
+    _weights(site, head)
     said = f"{site.title[0].lower()}{site.title[1:]}, head {head}: {site.said(head)}"
-    return [Text(visible(said), style="bold"), Text(visible(site.facts), style="dim")]
+    lines = [Text(visible(said), style="bold"), Text(visible(site.facts), style="dim")]
+    if head in site.not_numbers:
+        lines.append(Text("some of its weights are NaN or infinite; they are drawn as 0"))
+    return lines
 
 
 def _matrix(site: Shown, head: int, width: int, *, coloured: bool, signed: bool) -> list[Text]:
