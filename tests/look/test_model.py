@@ -158,3 +158,16 @@ def test_nothing_is_left_on_the_model(bert_folder):
     with watch(loaded.model) as record:
         pass
     assert record.sites == []
+
+
+def test_the_weight_on_special_tokens_and_separators_is_counted(bert_folder):
+    record = record_of(load_model(str(bert_folder)), "the cat, sat.")
+    tokens = record.sites[0].key_tokens
+    special = torch.tensor([token.special for token in tokens])
+    apart = torch.tensor(
+        [place > 0 and token.text in (",", ".", "[SEP]") for place, token in enumerate(tokens)]
+    )
+    assert special.sum() == 2 and apart.sum() >= 1
+    for site in record.sites:
+        torch.testing.assert_close(site.statistic("special"), site.weights[..., special].sum(-1))
+        torch.testing.assert_close(site.statistic("separators"), site.weights[..., apart].sum(-1))
