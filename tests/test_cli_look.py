@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from regard.cli import main
-from regard.look import Record, Site, Sizes
+from regard.look import Record, Site, Sizes, _look_run
 from tests.look.pages import data_of, record_with
 
 
@@ -230,3 +230,40 @@ def test_a_long_record_is_looked_at(here, capfd):
     code, out, err = run(["look", "--record", "long.npz", "--out", "long.html", "--tokens", "99999"], capfd)
     assert (code, err) == (0, "") and "token 99999, 99999, attends to" in out
     assert (here / "long.html").stat().st_size < 3_000_000
+
+
+def test_a_bar_moves_on_while_a_long_text_is_read(monkeypatch):
+    class Attention(torch.nn.Module):
+        def forward(self, x):
+            return torch.nn.functional.scaled_dot_product_attention(x, x, x)
+
+    shown = io.StringIO()
+    shown.isatty = lambda: True
+    monkeypatch.setattr("sys.stderr", shown)
+    monkeypatch.setenv("TERM", "xterm")
+    model = torch.nn.Sequential(Attention(), Attention())
+    with _look_run._bar(model, 5000):
+        model(torch.zeros(1, 1, 4, 2))
+    assert "reading 5,000 tokens" in shown.getvalue() and "━" in shown.getvalue()
+    assert all(not module._forward_hooks for module in model.modules())
+    shown.truncate(0)
+    with _look_run._bar(model, 100):
+        assert all(not module._forward_hooks for module in model.modules())
+    assert shown.getvalue().strip("\x00") == ""
+
+
+def test_an_image_is_looked_at(here, capfd):
+    from PIL import Image
+    from transformers import ViTConfig, ViTImageProcessor, ViTModel
+
+    sizes = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 32}
+    torch.manual_seed(0)
+    ViTModel(ViTConfig(image_size=32, patch_size=8, **sizes)).save_pretrained(here / "vit")
+    ViTImageProcessor(size={"height": 32, "width": 32}).save_pretrained(here / "vit")
+    Image.new("RGB", (40, 40), (200, 30, 30)).save(here / "red.png")
+    code, out, err = run(["look", "--image", "red.png", "--model", "vit", "--out", "i.html"], capfd)
+    assert (code, err) == (0, "") and "vit: 2 layers, 3 heads, 17 tokens" in out
+    grid = data_of((here / "i.html").read_text(encoding="utf-8"))["tables"][0]["grid"]
+    assert (grid["rows"], grid["columns"], grid["first"]) == (4, 4, 1) and grid["image"] is not None
+    code, out, err = run(["look", "a text", "--model", "vit"], capfd)
+    assert (code, out) == (2, "") and "--image FILE" in err
