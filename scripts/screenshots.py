@@ -117,7 +117,9 @@ def small(data: bytes) -> bytes:
     picture = Image.open(io.BytesIO(data)).convert("RGB")
     for colours in (256, 128, 64, 32):
         kept = io.BytesIO()
-        picture.quantize(colours, dither=Image.Dither.NONE).save(kept, "PNG", optimize=True)
+        picture.quantize(colours, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(
+            kept, "PNG", optimize=True
+        )
         if kept.tell() <= LARGEST:
             break
     return kept.getvalue()

@@ -266,6 +266,8 @@ def test_a_long_text_is_blocks_lists_and_needles(opened):
     one.page.get_by_role("button", name="Next needle").click()
     one.until("#said", "word2400 → word17: 0.500")
     assert one.page.locator("#tokens [aria-selected=true]").inner_text() == "word2400"
+    inside = "(node) => node.offsetTop - node.parentNode.scrollTop"
+    assert 0 <= one.page.locator("#tokens [aria-selected=true]").evaluate(inside) < 240
     one.page.get_by_label("Find").fill("word120")
     one.page.keyboard.press("Enter")
     one.until("#said", "word120 → word120: 0.500")

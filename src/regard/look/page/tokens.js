@@ -37,12 +37,15 @@ const markChips = (name, chips, chosen, share) => {
   let active = null;
   for (const [chip, index] of chips) {
     chip.setAttribute("aria-selected", String(index === chosen));
-    if (index === chosen) active = chip.id;
+    if (index === chosen) active = chip;
     if (share) shade(chip, share(index));
     else chip.removeAttribute("style");
   }
-  if (active) find(name).setAttribute("aria-activedescendant", active);
-  else find(name).removeAttribute("aria-activedescendant");
+  const group = find(name);
+  if (!active) { group.removeAttribute("aria-activedescendant"); return; }
+  group.setAttribute("aria-activedescendant", active.id);
+  const above = active.offsetTop - group.scrollTop;
+  if (above < 0 || above + active.offsetHeight > group.clientHeight) group.scrollTop = active.offsetTop - group.clientHeight / 2;
 };
 const sideOf = (name) => (name === "keys" ? "key" : across() ? "query" : state.side);
 
@@ -146,7 +149,6 @@ const bindChips = (name) => {
     if (goal === null || event.ctrlKey || event.metaKey || event.altKey) return;
     event.preventDefault();
     pick(within(goal, 0, last));
-    group.querySelector("[aria-selected=true]")?.scrollIntoView({ block: "nearest" });
   });
   const turn = (by) => () => { lists[name].start += by; drawTokens(); };
   find(`${name}-back`).addEventListener("click", turn(-CHIPS));
