@@ -45,6 +45,7 @@ def test_bytes_of_one_character_are_numbered_and_blanks_are_seen(gpt_folder):
         ("\u200fسلام", "\u200fسلام"),
         ("e\u0301", "e\u0301"),
         ("\x00", "<0000>"),
+        ("\u200d", "<200D>"),
         ("", ""),
     ],
 )

@@ -47,6 +47,21 @@ def test_the_bytes_of_a_character_after_a_blank_are_numbered_together():
     assert spelled == "a \ufffd" and len(again) == 4
 
 
+def test_a_token_of_the_bytes_of_two_characters_is_one_part_of_both():
+    alphabet = {
+        character: number for number, character in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))
+    }
+    crossing = "\u00a5\u00e6"  # the last byte of the first character and the first byte of the second
+    model = models.BPE({**alphabet, crossing: len(alphabet)}, [("\u00a5", "\u00e6")])
+    tokenizer = Tokenizer(model)
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+    ids, tokens = tokens_of(fast, "a日本b")
+    assert [token.text for token in tokens] == ["a", "日 1/5", "日 2/5", "日本 3/5", "本 4/5", "本 5/5", "b"]
+    assert tokens_of_ids(fast, ids)[0] == "a日本b"
+
+
 def test_special_tokens_are_those_of_the_frame_and_those_written_by_name():
     tokenizer = bert_tokenizer()
     tokenizer.mask_token = "[MASK]"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import unicodedata
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -57,21 +56,32 @@ def table(
 ) -> list[Token]:
     """The tokens of `ids`, given which characters of the text each stands for. `added` marks those put in around it."""
     special = _special(tokenizer, ids, spans, text, added or [False] * len(ids))
-    cores = [_core(span, text) for span in spans]
-    plain = [core for core, is_special in zip(cores, special, strict=True) if not is_special]
-    shared, seen = Counter(plain), Counter[tuple[int, int]]()
+    parts = _parts(
+        [(0, 0) if apart else _core(span, text) for span, apart in zip(spans, special, strict=True)]
+    )
     made = []
-    for number, span, core, is_special in zip(ids, spans, cores, special, strict=True):
+    for number, span, is_special, (part, count) in zip(ids, spans, special, parts, strict=True):
         if is_special:
             shown = visible(str(tokenizer.convert_ids_to_tokens(number)))
         elif span[0] == span[1]:
             shown = _of_nothing(tokenizer, number)
         else:
-            seen[core] += 1
-            part = f" {seen[core]}/{shared[core]}" if shared[core] > 1 else ""
-            shown = visible(text[slice(*span)]) + part
+            shown = visible(text[slice(*span)]) + (f" {part}/{count}" if count > 1 else "")
         made.append(Token(shown, *span, special=is_special, id=number))
     return made
+
+
+def _parts(cores: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """For each token which part it is, and of how many, among neighbours that share characters; 1 of 1 by itself."""
+    groups: list[list[int]] = []
+    end = 0
+    for place, (start, stop) in enumerate(cores):
+        if start < stop and start < end:
+            groups[-1].append(place)
+        else:
+            groups.append([place])
+        end = max(end, stop) if start < stop else 0
+    return [(part, len(group)) for group in groups for part in range(1, len(group) + 1)]
 
 
 def _special(
@@ -125,19 +135,24 @@ def tokens_of_ids(tokenizer: Any, ids: Sequence[int]) -> tuple[str, list[Token]]
 
 
 def _pieces(tokenizer: Any, ids: list[int]) -> Iterator[str | None]:
-    """For each id the characters that it completes; None where the character goes on in the next id."""
+    """For each id the characters that it completes; None where a character goes on in the next id."""
     start = done = 0  # decoding needs what came before: some tokenizers drop the blank of a first word
+    whole = since = 0  # how many characters are whole by now, and at which id that last grew
     for place in range(len(ids)):
         before = tokenizer.decode(ids[start:done], clean_up_tokenization_spaces=False)
         until = tokenizer.decode(ids[start : place + 1], clean_up_tokenization_spaces=False)
-        unfinished = until.endswith(_UNFINISHED) and place + 1 - done < 4 and place + 1 < len(ids)
-        if unfinished:
+        if len(until.rstrip(_UNFINISHED)) > whole:
+            whole, since = len(until.rstrip(_UNFINISHED)), place
+        # Four bytes make a character at most: what is not whole by then never will be.
+        if until.endswith(_UNFINISHED) and place + 1 - max(since, done) < 4 and place + 1 < len(ids):
             yield None
             continue
         yield until[len(before) :]
         start, done = done, place + 1
+        whole, since = 0, place + 1
 
 
+_JOINERS = "\u200c\u200d\u200e\u200f\u061c"
 _MARKS = {"\n": "⏎", "\r": "␍", "\t": "⇥", " ": "␣"}
 
 
@@ -145,16 +160,18 @@ def visible(text: str) -> str:
     """The text with whatever cannot be seen made visible, so that it can neither hide nor steer what shows it.
 
     Blanks around a word are dropped; blanks alone, controls, and what turns the direction of text become signs. The
-    joiners and direction marks that scripts and emoji are written with stay.
+    joiners and direction marks that scripts and emoji are written with stay, but where there is nothing else.
     """
     kept = text.strip(" ") or text
     if kept.isspace():
         return "".join(_MARKS.get(character, "␣") for character in kept)
+    if all(character in _JOINERS for character in kept):
+        return "".join(_sign(character) for character in kept)
     return "".join(character if _harmless(character) else _sign(character) for character in kept)
 
 
 def _harmless(character: str) -> bool:
-    return character in "\u200c\u200d\u200e\u200f\u061c" or unicodedata.category(character) not in (
+    return character in _JOINERS or unicodedata.category(character) not in (
         "Cc",
         "Cf",
         "Co",
