@@ -444,3 +444,22 @@ def test_a_notebook_shows_it(browser, record, tmp_path):
     frame.locator("#tokens-1[aria-selected=true]").wait_for(timeout=10_000)
     assert errors == [] and [url for url in requests if not url.startswith(("file:", "about:"))] == []
     page.close()
+
+
+def test_rows_that_were_kept_are_exact(opened):
+    length = 2200
+    site = Site("layer.0", sizes=Sizes(1, 1, 1, length, length, 1, 1), scale=1.0, offset=0, rows=(7, 2199))
+    site.pooled, site.pooled_max, site.cell = (
+        torch.full((1, 1, 22, 22), 0.5),
+        torch.ones(1, 1, 22, 22),
+        (100, 100),
+    )
+    site.row_weights = torch.zeros(1, 1, 2, length)
+    site.row_weights[0, 0, 1, :12] = torch.arange(12) / 66
+    one = opened(Record([site]), address="#layer=0&head=0&token=2199")
+    assert one.table("#attends") == [(str(key), f"{key / 66:.3f}") for key in range(11, 3, -1)]
+    assert one.text("#mass") == "0.0% of this token's weight is on the first token."
+    one.page.locator("#weights").focus()
+    one.page.keyboard.press("ArrowUp")
+    one.until("#mass", "at least 0.0%")
+    assert one.table("#attends") == [] and one.quiet()

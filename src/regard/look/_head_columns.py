@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -84,4 +85,4 @@ def columns_of(sites: list[Shown]) -> list[Column]:
 
 
 def _round(value: float | None) -> float | None:
-    return None if value is None or value != value else round(value, 4)
+    return None if value is None or not math.isfinite(value) else round(value, 4)

@@ -86,7 +86,7 @@ def heads(
     room = True
     for site, head in every:
         place = (site.number, head)
-        carried: dict[str, Any] = {"map": None, "top": None, "received": None}
+        carried: dict[str, Any] = {"map": None, "top": None, "rows": None}
         if place in drawn:
             carried["map"], room = _map(packer, site, head, bits, room)
         else:
@@ -94,6 +94,7 @@ def heads(
         whole = carried["map"] is not None and carried["map"]["whole"]
         if not (whole and bits == 16) and (place in drawn or not drawn):
             carried["top"] = _top(packer, site, head)
+            carried["rows"] = _rows(packer, site, head)
         packer.forms[place] = (
             ("whole" if whole else "blocks") if carried["map"] else "lists" if carried["top"] else "numbers"
         )
@@ -161,6 +162,14 @@ def _top(packer: Packer, site: Shown, head: int) -> dict[str, Any] | None:
         return None
     number = packer.offer(packed_top(top, site.Tk, packer.signed))
     return None if number is None else {"chunk": number, "k": min(TOP, top.weights.shape[1])}
+
+
+def _rows(packer: Packer, site: Shown, head: int) -> dict[str, Any] | None:
+    rows = site.rows(head)
+    if not rows:
+        return None
+    number = packer.offer(b"".join(sixteenths(row, packer.signed).tobytes() for row in rows.values()))
+    return None if number is None else {"chunk": number, "which": list(rows)}
 
 
 def packed_top(top: Top, Tk: int, signed: bool) -> bytes:

@@ -123,6 +123,22 @@ class Shown:
             _numpy(seen.top_weights[self.sample, head]), seen.top_keys[self.sample, head].cpu().numpy()
         )
 
+    def rows(self, head: int) -> dict[int, Array]:
+        """The rows of a head that were kept whole: query -> (Tk,)."""
+        site, kept = self.site, self.site.heads_kept
+        if site.row_weights is None or (kept is not None and head not in kept):
+            return {}
+        place = head if kept is None else kept.index(head)
+        weights = self._numbers(head, _numpy(site.row_weights[self.sample, place]))
+        return {query % self.Tq: row for query, row in zip(site.rows, weights, strict=True)}
+
+    def row(self, head: int, query: int) -> Array | None:
+        """(Tk,): the weights of one query, where all of them are known."""
+        if self.has_map(head):
+            found: Array = self.map(head)[query]
+            return found
+        return self.rows(head).get(query)
+
     def pooled(self, head: int) -> tuple[Array, Array] | None:
         """(means, largest) over blocks, each (rows, columns); None where the record holds nothing to make them of."""
         site = self.site
@@ -240,7 +256,7 @@ class Shown:
 
 def shown(record: Record) -> list[Shown]:
     """Every site of a record. Raises ValueError for a record without sites, or one that disagrees with itself."""
-    if not record.sites:
+    if not any(site.heads for site in record.sites):
         raise ValueError("this record holds no attention: there is nothing to draw")
     record.check()
     return [Shown(record, number) for number in range(len(record.sites))]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -143,7 +144,7 @@ def _plain_glance(sites: list[Shown], width: int) -> list[Text]:
 
 
 def _tenths(share: float | None) -> str:
-    return " " if share is None else str(min(9, int(share * 10 + 1e-6)))
+    return " " if share is None or not math.isfinite(share) else str(min(9, int(share * 10 + 1e-6)))
 
 
 def _folded(words: list[str], width: int) -> list[str]:
@@ -226,6 +227,10 @@ def _listed(name: str, place: int, share: float) -> Text:
 
 def row_of(site: Shown, head: int, query: int) -> list[tuple[int, float]]:
     """(key, weight) of the largest weights of a query."""
+    whole = site.row(head, query)
+    if whole is not None:
+        order = np.argsort(-np.abs(whole), kind="stable")[:_LISTED]
+        return [(int(key), float(whole[key])) for key in order if abs(whole[key]) >= 0.0005]
     top = site.top(head, _LISTED)
     if top is None:
         return []

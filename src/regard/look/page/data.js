@@ -92,6 +92,15 @@ const topOf = async (site, head) => {
   return { k: head.top.k, keys, weights: decode(codes.buffer, 16) };
 };
 
+// Rows that were kept whole.
+const rowsKept = async (head, columns) => {
+  const kept = new Map();
+  if (!head.rows) return kept;
+  const weights = decode(await inflate(head.rows.chunk), 16);
+  head.rows.which.forEach((query, place) => kept.set(query, weights.subarray(place * columns, (place + 1) * columns)));
+  return kept;
+};
+
 const opened = new Map();
 const headOf = async (layer, number) => {
   const name = `${layer}.${number}`;
@@ -108,7 +117,7 @@ const headOf = async (layer, number) => {
       whole: Boolean(map && map.whole),
       levels: map ? [{ ...map, max, mean }] : [],
       top: await topOf(site, head),
-      received: head.received === null ? null : new Float32Array(await inflate(head.received)),
+      rows: await rowsKept(head, columnsOf(site)),
     });
   }
   return opened.get(name);

@@ -64,14 +64,15 @@ const coarse = (query, key) => {
 };
 const rowOf = (query) => {
   const top = topEntries(query);
-  const exact = (key) => (top.has(key) ? top.get(key) : shown.whole ? coarse(query, key) : null);
+  const kept = shown.rows.get(query);
+  const exact = (key) => (kept ? kept[key] : top.has(key) ? top.get(key) : shown.whole ? coarse(query, key) : null);
   const row = { exact, removed: 0, scale: 1 };
   row.removed = removed(row);
   if (state.apart) row.scale = row.removed < 0.99999 ? 1 / (1 - row.removed) : 0;
   const out = (key) => state.apart && apart().has(key);
   row.at = (key) => (out(key) ? 0 : (exact(key) ?? coarse(query, key) ?? 0) * row.scale);
   row.list = (count) => {
-    const every = shown.whole ? Array.from({ length: keys().length }, (_, key) => key) : [...top.keys()];
+    const every = shown.whole || kept ? Array.from({ length: keys().length }, (_, key) => key) : [...top.keys()];
     const found = every.filter((key) => !out(key)).map((key) => [key, exact(key) * row.scale]);
     return found.sort((a, b) => Math.abs(b[1]) - Math.abs(a[1])).slice(0, count);
   };

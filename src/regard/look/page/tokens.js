@@ -97,7 +97,7 @@ const drawTables = (empty) => {
 };
 const massSaid = (row) => {
   const share = `${(100 * row.removed).toFixed(1)}%`;
-  const least = shown.whole ? "" : "at least ";
+  const least = shown.whole || shown.rows.has(state.token) ? "" : "at least ";
   if (!state.apart) return `${least}${share} of this token's weight is on ${keys().words}.`;
   return `${least}${share} of this token's weight was on ${keys().words}; what is left is shown as the whole.`;
 };
