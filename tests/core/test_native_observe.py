@@ -244,8 +244,9 @@ def test_what_is_not_finite_is_left_to_who_looks(
     q, k, v = randn(1, 1, 2, 40, 8), randn(2, 1, 2, 50, 8), randn(3, 1, 2, 50, 4)
     tensor = {"query": q, "value": v}.get(what.split()[-1], k)
     tensor[0, 1, 30, 3] = {"inf": torch.inf, "nan": torch.nan, "overflow": 3e38}[what.split()[0]]
-    if what == "overflow":
+    if what == "overflow":  # of one key's scores, and of no others
         q[..., 3] = -3e38 * torch.arange(1, 41).remainder(2)
+        k[..., 3] = k[..., 3].where(k[..., 3] == tensor.max(), 1e-3)
     mask = Padding(29) if blocked and what != "nan query" else None
     wanted = Wanted(frozenset(EVERYTHING), 4, 7, (1, 39))
     found = native_observe.observe(lower(prepare(q, k, v, mask, Dot(), normalize, None), False), wanted)
