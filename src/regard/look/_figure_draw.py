@@ -246,7 +246,7 @@ def _ticks(
 
 
 def _round_step(rough: float) -> int:
-    power = 10 ** max(0, len(str(int(rough))) - 1)
+    power = int("1" + "0" * (len(str(int(rough))) - 1))
     return max(1, next(power * one for one in (1, 2, 5, 10) if power * one >= rough))
 
 

@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Iterator
 from html import escape
 
-from regard.look._page_pack import LONGEST, TOP, Packer
+from regard.look._page_pack import Packer
 from regard.look._record import Record
-from regard.look._shown import Shown
+from regard.look._shown import LONGEST, TOP, Shown
 
 _WARNING = (
     "A weight says where a head looked. It is no explanation of what the model answered: values of any size, the other "

@@ -22,16 +22,21 @@ def eighths(weights: Array, signed: bool) -> Array:
     """Weights in 8 bits along their square root: (b / 255)^2, or signed around 128: +-((b - 128) / 127)^2."""
     if signed:
         size = np.sqrt(np.minimum(np.abs(weights), 1.0)) * np.sign(weights)
-        return (np.rint(size * 127.0) + 128).astype("u1")
-    return np.rint(np.sqrt(np.clip(weights, 0.0, 1.0)) * 255.0).astype("u1")
+        codes: Array = (np.rint(size * 127.0) + 128).astype("u1")
+        return codes
+    codes = np.rint(np.sqrt(np.clip(weights, 0.0, 1.0)) * 255.0).astype("u1")
+    return codes
 
 
 def from_eighths(codes: Array, signed: bool) -> Array:
     """The weights that 8-bit codes stand for."""
+    share = codes.astype(np.float32)
     if signed:
-        share = (codes.astype(np.float32) - 128.0) / 127.0
-        return np.sign(share) * share**2
-    return (codes.astype(np.float32) / 255.0) ** 2
+        share = (share - 128.0) / 127.0
+        weights: Array = np.sign(share) * share**2
+        return weights
+    weights = (share / 255.0) ** 2
+    return weights
 
 
 def sixteenths(weights: Array, signed: bool) -> Array:
