@@ -10,6 +10,7 @@ import torch
 
 from regard.look import explain
 from regard.look._examples import example
+from tests.look.browser import chromium
 
 NASTY = ("<script>alert(1)</script>", "| a | b |", "`tick` ``` fence", "\u202eright", "# *bold*", "")
 
@@ -99,3 +100,21 @@ def test_other_suffixes_and_places(tmp_path: Path) -> None:
 def test_in_a_notebook_it_is_a_frame() -> None:
     frame = example("karina")._repr_html_()
     assert frame.startswith("<iframe") and "srcdoc=" in frame and "<script" not in frame
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_in_a_browser_it_loads_nothing_and_says_nothing(tmp_path: Path, scheme: str) -> None:
+    path = nasty().save(tmp_path / "worked.html")
+    with chromium() as browser:
+        page = browser.new_context(color_scheme=scheme, viewport={"width": 420, "height": 800}).new_page()
+        asked, said = [], []
+        page.on("request", lambda request: asked.append(request.url))
+        page.on("console", lambda message: said.append(message.text))
+        page.on("pageerror", lambda error: said.append(str(error)))
+        page.goto(path.as_uri())
+        assert asked == [path.as_uri()] and said == []
+        assert page.locator("h2").count() == len(nasty().steps) + 1
+        assert page.get_by_role("main").locator("bdi", has_text="<script>alert(1)</script>").count() > 0
+        assert page.evaluate("document.documentElement.scrollWidth") <= 420
+        page.keyboard.press("Tab")
+        assert page.evaluate("document.activeElement.className") == "scroll"
