@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -137,9 +138,17 @@ def align(first: Sequence[Token], second: Sequence[Token], lengths: tuple[int, i
     """Pairs of places with the same token, in order. Without tokens, the same places of two sides of one length."""
     if not first or not second:
         return [(place, place) for place in range(lengths[0])] if lengths[0] == lengths[1] else []
-    one, two = ([(token.text, token.special) for token in side] for side in (first, second))
-    blocks = SequenceMatcher(None, one, two, autojunk=False).get_matching_blocks()
-    return [(block.a + step, block.b + step) for block in blocks for step in range(block.size)]
+    one, two = (tuple((token.text, token.special) for token in side) for side in (first, second))
+    return list(_alignment(one, two))
+
+
+@lru_cache(maxsize=8)
+def _alignment(first: tuple[Any, ...], second: tuple[Any, ...]) -> tuple[tuple[int, int], ...]:
+    """Of all sites of a pair of records, most have the same tokens: they are aligned once."""
+    if first == second:
+        return tuple((place, place) for place in range(len(first)))
+    blocks = SequenceMatcher(None, first, second, autojunk=False).get_matching_blocks()
+    return tuple((block.a + step, block.b + step) for block in blocks for step in range(block.size))
 
 
 def _common(
