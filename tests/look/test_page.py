@@ -463,3 +463,11 @@ def test_rows_that_were_kept_are_exact(opened):
     one.page.keyboard.press("ArrowUp")
     one.until("#mass", "at least 0.0%")
     assert one.table("#attends") == [] and one.quiet()
+
+
+def test_tokens_of_one_name_are_told_apart(opened):
+    one = opened(
+        record_with(torch.eye(3).roll(1, dims=0)[None], ["C", "O", "C"]), address="#layer=0&head=0&token=0"
+    )
+    assert one.text("#said") == "C (0) → C (2): 1.000"
+    assert one.table("#attends") == [("C (2)", "1.000")] and one.table("#attended") == [("O", "1.000")]

@@ -54,13 +54,13 @@ class Shown:
         said = f"Layer {self.number}"
         if self._several:
             said += f" ({_group(self.site)} {self.site.layer})"
-        return said if self.site.call == 0 else f"{said}, call {self.site.call + 1}"
+        return said
 
     @property
     def option(self) -> str:
         """The same, short."""
         more = f" {_group(self.site)} {self.site.layer}" if self._several else ""
-        return f"{self.number}{more}" + (f", call {self.site.call + 1}" if self.site.call else "")
+        return f"{self.number}{more}"
 
     @property
     def facts(self) -> str:

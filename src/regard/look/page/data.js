@@ -35,6 +35,10 @@ const decode = (buffer, bits) => {
 const points = Array.from(record.text);
 for (const table of record.tables) {
   table.name = (index) => (table.tokens ? table.tokens[index][0] : String(index));
+  const seen = new Map();
+  if (table.tokens) for (const [name] of table.tokens) seen.set(name, (seen.get(name) ?? 0) + 1);
+  // Where several tokens have one name, their places tell them apart.
+  table.told = (index) => (seen.get(table.name(index)) > 1 ? `${table.name(index)} (${index})` : table.name(index));
   table.special = (index) => Boolean(table.tokens && table.tokens[index][3]);
   table.apart = new Set();
   if (table.tokens) table.tokens.forEach((token, index) => token[3] && table.apart.add(index));

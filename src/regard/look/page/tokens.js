@@ -81,11 +81,11 @@ const drawTable = (id, caption, list, table, side) => {
   if (list === null) return;
   node.caption.textContent = caption;
   const most = record.signed ? Math.max(...list.map(([, share]) => Math.abs(share)), 0) : 1;
-  node.tBodies[0].replaceChildren(...list.map(([index, share]) => barRow(table.name(index), share, most, table, index, () => choose({ side, token: index, key: -1 }))));
+  node.tBodies[0].replaceChildren(...list.map(([index, share]) => barRow(table.told(index), share, most, table, index, () => choose({ side, token: index, key: -1 }))));
 };
 const drawTables = (empty) => {
   const looks = state.side === "query";
-  const name = (looks ? queries() : keys()).name;
+  const name = (looks ? queries() : keys()).told;
   const clear = (list) => list.filter(([, share], place) => place === 0 || Math.abs(share) >= 0.0005);
   const none = empty || bare();
   const row = !none && (looks || !across()) ? rowOf(state.token) : null;
@@ -108,7 +108,7 @@ const say = (query, key) => {
   const share = row.exact(key);
   const shownShare = share === null ? `in a block of ${text(coarse(query, key) ?? 0)}` : text(row.at(key));
   const isolate = (words) => make("bdi", { textContent: words });
-  find("said").replaceChildren(isolate(queries().name(query)), " → ", isolate(keys().name(key)), `: ${shownShare}`);
+  find("said").replaceChildren(isolate(queries().told(query)), " → ", isolate(keys().told(key)), `: ${shownShare}`);
 };
 const sayBest = () => {
   if (queries().length === 0 || keys().length === 0) { find("said").textContent = "There are no tokens here."; return; }
@@ -116,7 +116,7 @@ const sayBest = () => {
   if (state.side === "query") {
     const [best] = state.key >= 0 ? [[state.key]] : rowOf(state.token).list(1);
     if (best) say(state.token, best[0]);
-    else find("said").textContent = `${queries().name(state.token)} attends to nothing.`;
+    else find("said").textContent = `${queries().told(state.token)} attends to nothing.`;
     return;
   }
   const [best] = columnOf(state.token).list(1);
