@@ -233,9 +233,11 @@ def test_a_mistake_inside_the_model_leaves_no_hooks() -> None:
     assert not any(part._forward_hooks or part._forward_pre_hooks for part in model.modules())
 
 
-@pytest.mark.parametrize("family", ["Llama 4", "Whisper", "Marian", "Swin", "Wav2Vec2", "gpt-oss"])
+@pytest.mark.parametrize(
+    "family", ["Llama 4", "Whisper", "Marian", "Swin", "Wav2Vec2", "gpt-oss", "BigBird", "BLOOM"]
+)
 def test_every_site_of_other_families(family: str) -> None:
-    """Complex rotary tables, one norm for both sides, cross-attention, windows of an image, sounds, sinks; padding."""
+    """Complex rotary tables, one norm for both sides, cross-attention, windows of an image, sounds, sinks, hand-written; padding."""
     model, inputs, _ = zoo.make(family)
     with torch.no_grad(), traced(model) as trace, watch(model, keep=Keep(tensors=True)) as record:
         model(**inputs)

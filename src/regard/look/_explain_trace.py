@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 
@@ -78,8 +79,10 @@ def traced(model: nn.Module, around: str = "") -> Iterator[Trace]:
         near = not around or f"{name}.".startswith(f"{around}.") or isinstance(module, nn.Embedding)
 
         def seen(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-            if not trace.tables(name, output) and near:
-                trace.event(name, module, (*args, *kwargs.values()), output)
+            # A watch that follows what the model computes is not to follow this.
+            with torch._C.DisableTorchFunction():
+                if not trace.tables(name, output) and near:
+                    trace.event(name, module, (*args, *kwargs.values()), output)
 
         return module.register_forward_hook(seen, with_kwargs=True)
 
