@@ -103,8 +103,8 @@ struct Unwatched {
     float *tile(int, Span, const ForwardRoom &room) { return room.tile; }
     float *moment(int) { return nullptr; }
     void scores(int, Span, const float *) {}
-    void weights(const Block &, int, Span, const float *, const Sums &) {}
-    void close(const Block &, const ForwardRoom &, const float *) {}
+    void weights(int, Span, const float *) {}
+    void close(const Block &, const float *) {}
 };
 
 template <int SCORE, class Watch>
@@ -123,7 +123,7 @@ void forward_tile(const Block &block, int g, Span span, const Keys &keys, int64_
     if (a.normalize != SOFTMAX) weigh_each(block, tile, count, GROUP);
     else if (sums.moment) weigh_softmax<true>(tile, count, sums, a.Dv);
     else weigh_softmax<false>(tile, count, sums, a.Dv);
-    watch.weights(block, g, span, tile, sums);
+    watch.weights(g, span, tile);
     if (a.dropped) drop(block, g, span, tile, room.tile);
     product<false, true>(a.Dv, count, values.row(span.first - first), values.stride, a.dropped ? room.tile : tile,
                          GROUP, sums.output, GROUP);
@@ -151,7 +151,7 @@ bool close_block(const Block &block, const ForwardRoom &room, Watch &watch) {
             if (a.rows) a.rows[row + lane] = empty ? 0.0f : peak, a.rows[rows + row + lane] = empty ? 0.0f : total;
             if (a.lse) a.lse[row + lane] = empty ? -INF : peak * LN2 + ::logf(total);
         }
-    watch.close(block, room, factors);
+    watch.close(block, factors);
     bool finite = true;
     for (int g = 0; g * GROUP < block.rows; ++g)
         finite &= lanes_to_rows(room.output + g * a.Dv * GROUP, factors + g * GROUP, block.rows - g * GROUP, a.Dv,

@@ -67,10 +67,17 @@ def error(found: Tensor, exact: Tensor) -> float:
 
 
 def check(
-    q: Tensor, k: Tensor, v: Tensor, mask: Any = None, topk: int = 0, pool: int = 0, **keywords: Any
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Any = None,
+    topk: int = 0,
+    pool: int = 0,
+    floor: float = 2e-6,
+    **keywords: Any,
 ) -> Observation:
     """Contract 11 for every statistic; the output to the bit; top keys that are what they are said to be."""
-    rows = [0, q.shape[2] - 1, q.shape[2] // 2]
+    rows = list(range(q.shape[2])) if q.shape[2] <= 40 else [0, q.shape[2] - 1, q.shape[2] // 2]
     seen = observe(q, k, v, mask, topk=topk, pool=pool, rows=rows, **keywords)
     again = observe(q, k, v, mask, topk=topk, pool=pool, rows=rows, **keywords)
     assert torch.equal(seen.output, attention(q, k, v, mask, **keywords))
@@ -82,7 +89,7 @@ def check(
         found = getattr(seen, name)
         assert torch.equal(found, getattr(again, name)), name
         assert found.dtype == torch.float32 and found.shape == expected.shape, name
-        assert error(found, expected) <= max(2 * error(plain[name], expected), 2e-6), name
+        assert error(found, expected) <= max(2 * error(plain[name], expected), floor), name
     if topk:
         _check_top(seen, exact_weights)
     return seen
@@ -221,9 +228,11 @@ HOSTILE = {
 @pytest.mark.parametrize("normalize", [Softmax(), Softmax(2.0), Sigmoid(), Relu()], ids=str)
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_numbers(name: str, normalize: Any) -> None:
-    q, k = HOSTILE[name]
-    check(q, k, randn(9, 1, 2, 230, 5), None, 8, 9, normalize=normalize)
-    check(q, k, randn(9, 1, 2, 230, 5), Causal("lower_right"), 8, 9, normalize=normalize)
+    (q, k), v = HOSTILE[name], randn(9, 1, 2, 230, 5)
+    # What rounding does to a score it does to the logarithm of a weight, and the more so the larger the score.
+    floor = max(2e-6, 2e-7 * float((q @ k.mT).abs().max()) / 4)
+    for mask in (None, Causal("lower_right")):
+        check(q, k, v, mask, 8, 9, floor, normalize=normalize)
 
 
 def test_of_equal_weights_the_first_keys_are_the_top() -> None:

@@ -17,7 +17,7 @@ import torch
 
 from regard import _checks
 
-ABI = 4
+ABI = 5
 NAME = "_native.dylib" if sys.platform == "darwin" else "_native.so"
 OK = 0
 

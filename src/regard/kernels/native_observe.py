@@ -17,7 +17,7 @@ MOST_TOP = 64  # top weights are kept in lists that are searched from the top
 FEW_QUERIES = 16  # which may have a forward kernel of their own: their output is not taken from here
 _OBSERVE = 3
 _VECTOR = 16  # of what keys received: written behind the last one
-_PACKED = struct.Struct("17q")
+_PACKED = struct.Struct("16q")
 
 
 class Wanted(NamedTuple):
@@ -79,36 +79,36 @@ class _Room:
         self.top_weights = torch.empty(B, H, self.Tq, self.topk) if wanted.topk else None
         self.top_keys = torch.empty(B, H, self.Tq, self.topk, dtype=torch.int64) if wanted.topk else None
         self.tall, self.across = -(-self.Tq // max(1, wanted.pool)), -(-Tk // max(1, wanted.pool))
-        self.columns = -(-Tk // self.across)
-        self.pooled = self.pooled_max = self.edges = None
-        if wanted.pool:
-            cells = (B, H, -(-self.Tq // self.tall), self.columns)
-            self.pooled, self.pooled_max = torch.zeros(cells), torch.zeros(cells)
-            self.edges = torch.zeros(2, self.splits, B, H, self.columns) if self.splits > 1 else None
-        self.rows = self.row_weights = None
-        if wanted.rows is not None:
-            self.rows = torch.tensor(wanted.rows, dtype=torch.int64)
-            self.row_weights = torch.zeros(B, H, len(wanted.rows), Tk)
+        self.cells = (B, H, -(-self.Tq // self.tall), -(-Tk // self.across))
+        edges = self.splits if self.splits > 1 else 0
+        self.maps = torch.zeros(2, B * H * (self.cells[2] + edges), self.cells[3]) if wanted.pool else None
+        self.starts = torch.zeros(self.splits, dtype=torch.int64)
+        self.rows = None if wanted.rows is None else torch.tensor(wanted.rows, dtype=torch.int64)
+        self.row_weights = None if self.rows is None else torch.zeros(B, H, self.rows.numel(), Tk)
 
     def numbers(self) -> list[int]:
         chosen = 0 if self.rows is None else self.rows.numel()
-        found = [self.topk, self.splits, self.tall, self.across, self.columns, chosen, self.keys]
-        tensors = [self.max, self.entropy, self.received, self.pooled, self.pooled_max, self.edges]
+        found = [self.topk, self.splits, self.tall, self.across, self.cells[3], chosen, self.keys]
+        tensors = [self.max, self.entropy, self.received, self.maps, self.starts]
         tensors += [self.top_weights, self.top_keys, self.rows, self.row_weights]
         return found + [native._address(tensor) for tensor in tensors]
 
     def statistics(self) -> dict[str, Tensor]:
-        found = {
-            "lse": self.lse,
-            "max": self.max,
-            "entropy": self.entropy,
-            "received": None
-            if self.received is None
-            else native._total(self.received)[..., : self.Tk].contiguous(),
-            "top_weights": self.top_weights,
-            "top_keys": self.top_keys,
-            "pooled": self.pooled,
-            "pooled_max": self.pooled_max,
-            "row_weights": self.row_weights,
-        }
+        found = {"lse": self.lse, "max": self.max, "entropy": self.entropy}
+        if self.received is not None:
+            found["received"] = native._total(self.received)[..., : self.Tk].contiguous()
+        found |= {"top_weights": self.top_weights, "top_keys": self.top_keys, "row_weights": self.row_weights}
+        if self.maps is not None:
+            found["pooled"], found["pooled_max"] = self._joined(self.maps)
         return {name: tensor for name, tensor in found.items() if tensor is not None}
+
+    def _joined(self, maps: Tensor) -> tuple[Tensor, Tensor]:
+        """The maps of sums and of maxima, with what the parts of a head left at their edges, part after part."""
+        B, H, height, columns = self.cells
+        pooled, pooled_max = maps[:, : B * H * height].view(2, *self.cells)
+        if self.splits > 1:
+            edges = maps[:, B * H * height :].view(2, self.splits, B, H, columns)
+            for part, row in enumerate(self.starts.tolist()):
+                pooled[:, :, row] += edges[0, part]
+                pooled_max[:, :, row] = torch.maximum(pooled_max[:, :, row], edges[1, part])
+        return pooled, pooled_max
