@@ -471,3 +471,13 @@ def test_tokens_of_one_name_are_told_apart(opened):
     )
     assert one.text("#said") == "C (0) → C (2): 1.000"
     assert one.table("#attends") == [("C (2)", "1.000")] and one.table("#attended") == [("O", "1.000")]
+
+
+def test_pointing_at_a_token_says_what_it_does(opened, record):
+    one = opened(record, layer=0, head=1, address="#layer=0&head=1&token=3")
+    one.page.locator("#tokens span").nth(2).hover()
+    said = "[SEP] → 日本: 1.000. 日本 attends most to <b>bold</b> (1.000) and is attended to most by [SEP] (1.000)"
+    one.until("#said", said)
+    one.page.locator("h1").hover()
+    one.until("#said", "[SEP] → 日本: 1.000")
+    assert one.text("#said") == "[SEP] → 日本: 1.000" and one.quiet()

@@ -123,6 +123,21 @@ const sayBest = () => {
   if (best) say(best[0], state.token);
 };
 
+// What a token that is pointed at does itself, beside what the chosen one has to do with it.
+const sayOwn = (name, index) => {
+  if (bare()) return;
+  const table = name === "keys" ? keys() : queries();
+  const [looks] = name === "tokens" ? rowOf(index).list(1) : [];
+  const [seen] = name === "keys" || !across() ? columnOf(index).list(1) : [];
+  const parts = [];
+  if (looks) parts.push(["attends most to ", keys().told(looks[0]), ` (${text(looks[1])})`]);
+  if (seen) parts.push(["is attended to most by ", queries().told(seen[0]), ` (${text(seen[1])})`]);
+  if (parts.length === 0) return;
+  const words = parts.flatMap(([before, other, after], place) => [place > 0 ? " and " : " ", before, make("bdi", { textContent: other }), after]);
+  const first = find("said").childNodes.length > 0 ? ". " : "";
+  find("said").append(first, make("bdi", { textContent: table.told(index) }), ...words);
+};
+
 const bindChips = (name) => {
   const group = find(name);
   const pick = (index, key = -1) => choose({ side: sideOf(name), token: index, key });
@@ -135,9 +150,10 @@ const bindChips = (name) => {
     const chip = event.target.closest("[role=option]");
     if (!chip) return;
     const index = indexOf(chip);
-    if (across() && sideOf(name) === state.side) return;
-    if (state.side === "query") say(state.token, index);
+    if (across() && sideOf(name) === state.side) find("said").replaceChildren();
+    else if (state.side === "query") say(state.token, index);
     else say(index, state.token);
+    sayOwn(name, index);
   });
   group.addEventListener("mouseleave", sayBest);
   group.addEventListener("keydown", (event) => {
