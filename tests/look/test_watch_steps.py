@@ -237,3 +237,33 @@ def test_forwards_of_their_own_are_not_stitched():
         (2, (1, 1), ()),
         (3, (4, 4), ()),
     ]
+
+
+def test_layers_that_share_a_module_are_told_apart():
+    from regard.masks import Causal
+    from regard.nn import GrowingCache, SelfAttention
+
+    class Shared(nn.Module):
+        """Two layers with the same weights, each with a cache of its own."""
+
+        def __init__(self):
+            super().__init__()
+            self.attention = SelfAttention(8, 2, mask=Causal())
+
+        def forward(self, x, caches):
+            for cache in caches:
+                x = x + self.attention(x, cache=cache)
+            return x
+
+    torch.manual_seed(0)
+    model, x = Shared().eval(), torch.randn(1, 5, 8)
+    with torch.no_grad(), watch(model, EVERYTHING) as whole:
+        model(x, [GrowingCache(), GrowingCache()])
+    caches = [GrowingCache(), GrowingCache()]
+    with torch.no_grad(), watch(model, ALL) as record:
+        for part in x.split(1, 1):
+            model(part, caches)
+    assert [(site.call, site.steps) for site in record.sites] == [(0, (1,) * 5), (1, (1,) * 5)]
+    for site, one in zip(record.sites, whole.sites, strict=True):
+        torch.testing.assert_close(site.weights, one.weights, rtol=1e-4, atol=1e-5)
+        agrees(site)

@@ -111,8 +111,9 @@ def _source(kind: Any) -> str:
 def finding(model: nn.Module, name: str, module: nn.Module) -> Finding:
     """What there is to say of one attention module, from its class and its weights."""
     implementation, seen, why, fix = _verdict(model, module)
-    if _inside_compiled(model, name):
-        seen, why = "nothing", "torch.compile runs it inside a graph"
+    compiler = _compiler(model, name)
+    if compiler:
+        seen, why = "nothing", f"{compiler} runs it inside a graph"
         fix = "watch(compiled._orig_mod), or do not compile it"
     elif any(parameter.device.type == "meta" for parameter in module.parameters()):
         seen, why = "nothing", "its weights are on the meta device, where there are no numbers"
@@ -171,24 +172,24 @@ def _dispatched(chosen: str) -> tuple[str, str, str, str]:
     return chosen, "nothing", why, 'model.set_attn_implementation("sdpa")'
 
 
-def _inside_compiled(model: nn.Module, name: str) -> bool:
-    """Whether a module, or one that it is part of, was compiled."""
+def _compiler(model: nn.Module, name: str) -> str:
+    """What compiled a module, or one that it is part of; "" where nothing did."""
     part: nn.Module | None = model
     for step in name.split("."):
         if part is None or compiled(part):
             break
         part = dict(part.named_children()).get(step)
-    return part is not None and compiled(part)
+    return "" if part is None else compiled(part)
 
 
-def compiled(module: nn.Module) -> bool:
-    """Whether torch.compile or TorchScript took a module's forward into a graph."""
+def compiled(module: nn.Module) -> str:
+    """What took a module's forward into a graph: "torch.compile", "TorchScript", or "" where nothing did."""
     frames = sys.modules.get("torch._dynamo.eval_frame")  # where it was never imported, nothing was compiled
     if frames is not None and isinstance(module, frames.OptimizedModule):
-        return True
-    return getattr(module, "_compiled_call_impl", None) is not None or isinstance(
-        module, torch.jit.ScriptModule
-    )
+        return "torch.compile"
+    if isinstance(module, torch.jit.ScriptModule):
+        return "TorchScript"
+    return "torch.compile" if getattr(module, "_compiled_call_impl", None) is not None else ""
 
 
 # ---------------------------------------------------------------------------- a trial

@@ -65,7 +65,7 @@ class Tensors(NamedTuple):
     output: Tensor
 
 
-@dataclass(repr=False)
+@dataclass(repr=False, eq=False)
 class Site:
     """One place of attention in a model: one call, or the calls of one module over a `generate()`, stitched together.
 

@@ -47,9 +47,9 @@ class Watch:
         compiled = compiled_parts(model)
         if compiled:
             raise ValueError(
-                f"watch(model): expected a model that is run as it is written, got {compiled} compiled by "
-                "torch.compile, whose attention runs inside a graph. Watch the model that was compiled "
-                "(compiled._orig_mod), or load it again without torch.compile"
+                f"watch(model): expected a model that is run as it is written, got {compiled}, "
+                "whose attention runs inside a graph. Watch the model that was compiled "
+                "(compiled._orig_mod), or load it again without compiling it"
             )
         self._model, self._keep = model, keep or Keep()
         self._entered = False

@@ -167,7 +167,8 @@ class Followed:
         if dim not in (-1, result.dim() - 1):
             return
         scores = self._of(args[:1])
-        if result.dim() < (2 if scores is not None else 3) or result.dim() > 4:
+        # Without scores that are known, weights have heads or samples, and are made inside the model: not its tokens'.
+        if scores is None and (result.dim() < 3 or not self._places.stack) or result.dim() > 4:
             return
         inside = isinstance(self._places.current.module, nn.Softmax)
         depth = scores.depth if scores is not None else len(self._places.stack) - inside

@@ -20,11 +20,12 @@ from regard.look._watch_eager import Followed
 from regard.look._watch_groups import regroup
 from regard.look._watch_keep import Keep
 from regard.look._watch_pool import Pool
-from regard.look._watch_seen import NotSeen, Seen, of_multihead, of_own, of_sdpa
+from regard.look._watch_room import Room
+from regard.look._watch_seen import BoundMask, NotSeen, Seen, of_multihead, of_own, of_sdpa
 from regard.look._watch_statistics import kept, row_blocks
 from regard.look._watch_steps import Run
 from regard.look._watch_where import masked_words, where
-from regard.masks import Dense
+from regard.masks import Causal, Dense
 from regard.normalizers import Softmax
 from regard.scores import Dot
 
@@ -44,11 +45,12 @@ class Watcher(TorchFunctionMode):
     def __init__(self, record: Record, places: Places, keep: Keep) -> None:
         super().__init__()
         self._record, self._places, self._keep = record, places, keep
-        self._layers, self._followed = Layers(), Followed(places)
+        self._layers, self._followed, self._room = Layers(), Followed(places), Room()
         self._runs: dict[str, list[Run]] = {}
         self._copies: dict[Any, Any] = {}
         self._dense: dict[Any, Any] = {}
         self._moved: tuple[int, Tensor] | None = None  # after which forward samples changed places, and how
+        self._ordinals: dict[str, tuple[int, int]] = {}  # by module: in which forward it ran last, which call
         self._going_on = -1  # the forward that is known to be a further step
         self.seen: set[str] = set()
         places.when_left = self._followed.module_left
@@ -101,7 +103,8 @@ class Watcher(TorchFunctionMode):
 
     def _keep_of(self, seen: Seen, place: Place) -> None:
         runs, forward = self._runs.setdefault(place.name, []), self._places.forwards
-        run = runs[-1] if runs else None
+        ordinal = self._ordinal(place.name, forward)
+        run = next((run for run in reversed(runs) if run.ordinal == ordinal), None)
         self._share_mask(seen)
         if seen.implementation == "sdpa":
             regroup(seen, place.module, 0 if run is None else run.site.sizes.H)
@@ -111,19 +114,27 @@ class Watcher(TorchFunctionMode):
         with _plan.without_autocast(self._device(seen)):
             first = None if run is None or shift is None or run.first is None else run.first - shift
             fields, first = kept(seen, self._keep, site.offset, more=wants, pool=shift is None, first=first)
+            fields = self._room.moved(fields)
             if self._keep.tensors and wants:
                 fields |= self._tensors(seen)
             if run is None or shift is None:
-                self._begin(site, fields, runs, first)
+                self._begin(site, fields, runs, Run(site, ordinal, first))
                 return
             self._go_on(run, site, seen, fields, shift, wants)
 
-    def _begin(self, site: Site, fields: dict[str, Any], runs: list[Run], first: Tensor | None) -> None:
+    def _ordinal(self, name: str, forward: int) -> int:
+        """Which call of a module this is within one forward: layers may share a module."""
+        last, count = self._ordinals.get(name, (forward, -1))
+        count = count + 1 if last == forward else 0
+        self._ordinals[name] = (forward, count)
+        return count
+
+    def _begin(self, site: Site, fields: dict[str, Any], runs: list[Run], run: Run) -> None:
         site.call = len(runs)
         for name, value in fields.items():
             setattr(site, name, value)
-        runs.append(Run(site, first))
-        runs[-1].add(site, dict(fields), 0, self._places.forwards, None)
+        runs.append(run)
+        run.add(site, dict(fields), 0, self._places.forwards, None)
         self._record.sites.append(site)
 
     def _go_on(
@@ -195,11 +206,12 @@ class Watcher(TorchFunctionMode):
             "mask": None,
             "bias": None,
         }
-        if seen.mask is not None and not seen.causal:
+        causal = seen.causal or _is_causal(seen)
+        if seen.mask is not None and not causal:
             found["mask"] = self._copy(seen.mask, lambda: self._written(seen, True))
         if seen.bias is not None:
             found["bias"] = self._copy(seen.bias, lambda: self._written(seen, False))
-        found["causal"] = seen.causal
+        found["causal"] = causal
         if not isinstance(seen.score, Dot) or not isinstance(seen.normalize, Softmax):
             found["given"] = {"score": seen.score, "normalize": seen.normalize}
         return found
@@ -243,6 +255,19 @@ class Watcher(TorchFunctionMode):
             self.note(
                 "the model also ran in another thread, which this watch does not see; watch it there too"
             )
+
+
+def _is_causal(seen: Seen) -> bool:
+    """Whether a mask is no more than torch's `is_causal`: for such no tensor is written."""
+    mask = seen.mask.inner if isinstance(seen.mask, BoundMask) else seen.mask
+    return isinstance(mask, Causal) and _upper_left(mask, seen)
+
+
+def _upper_left(mask: Causal, seen: Seen) -> bool:
+    if mask.offset is not None:
+        return isinstance(mask.offset, int) and mask.offset == 0
+    assert seen.query is not None and seen.key is not None
+    return mask.alignment == "upper_left" or seen.query.shape[2] == seen.key.shape[2]
 
 
 def _sizes(seen: Seen) -> Sizes:

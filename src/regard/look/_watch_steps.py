@@ -36,6 +36,7 @@ class Run:
     """The calls of one module that go on from each other."""
 
     site: Site
+    ordinal: int = 0  # which call of the module this is, in each forward
     first: Tensor | None = None  # the first key of each sample
     steps: list[Step] = field(default_factory=list)
     rows: int = 0

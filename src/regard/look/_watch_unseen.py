@@ -11,8 +11,9 @@ from regard.look import _doctor_model
 
 def compiled_parts(model: nn.Module) -> str:
     """The compiled modules of a model in words, "" where there is none."""
-    names = [name or "one" for name, module in model.named_modules() if _doctor_model.compiled(module)]
-    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    found = [(name or "one", _doctor_model.compiled(module)) for name, module in model.named_modules()]
+    names = [f"{name} compiled by {compiler}" for name, compiler in found if compiler]
+    more = f" (and {len(names) - 1} more)" if len(names) > 1 else ""
     return f"{names[0]}{more}" if names else ""
 
 
