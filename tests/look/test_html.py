@@ -113,7 +113,7 @@ def test_what_does_not_fit_becomes_blocks_and_the_page_says_so(monkeypatch):
     forms = [[head["map"]["whole"] for head in site["heads"]] for site in data_of(page)["sites"]]
     assert forms[1][2] and forms[1] != [False] * 3 and forms[0] == [False] * 3
     assert len(page) < whole
-    assert "of layer 1 every weight" in footer_of(page) and "of layer 0 blocks" in footer_of(page)
+    assert "layer 1: every weight" in footer_of(page) and "layer 0: blocks" in footer_of(page)
     blocks, carried = map_of(data_of(page), 0, 0)
     exact = record.sites[0].weights[0, 0].reshape(10, 6, 10, 6)
     assert (carried["tall"], carried["wide"], blocks.shape) == (6, 6, (10, 10))
@@ -127,7 +127,7 @@ def test_a_small_budget_leaves_pictures_and_says_so(record):
     data = data_of(page)
     assert all(head["map"] is None for site in data["sites"] for head in site["heads"])
     assert len(chunk(data, data["thumbs"])) == 4 * 16
-    assert "of all 4 heads the numbers of the catalogue" in footer_of(
+    assert "all 4 heads: the numbers of the catalogue" in footer_of(
         page
     ) and "larger than 1e-05 MB" in footer_of(page)
 
@@ -183,7 +183,7 @@ def test_honesty(record):
     record.notes = ["<i>a note</i>"]
     said = footer_of(html.page(record))
     assert "sdpa, float32 (1 layer); not recorded, float32 (1 layer)" in said
-    assert "every weight in 16 bits: the largest error is" in said and "of all 4 heads every weight" in said
+    assert "every weight in 16 bits: the largest error is" in said and "all 4 heads: every weight" in said
     assert "<i>a note</i>" in said and "no explanation" in said
 
 

@@ -238,7 +238,7 @@ def test_cross_attention_has_two_lists(opened):
 
 def test_heads_that_were_left_out_say_so(opened, record):
     one = opened(record, layer=1, head=0, budget=10)
-    assert "of all 4 heads the numbers of the catalogue" in one.text("footer")
+    assert "all 4 heads: the numbers of the catalogue" in one.text("footer")
     assert one.text("#said") == "Only the numbers of this head are in this page."
     assert one.quiet()
 

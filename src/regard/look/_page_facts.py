@@ -86,7 +86,7 @@ def _carried(sites: list[Shown], packer: Packer) -> str:
     for form, what in _FORMS.items():
         if count[form]:
             whose = f"all {_count(every, 'head')}" if count[form] == every else _named(packer, form)
-            said.append(f"of {whose} {what}")
+            said.append(f"{whose}: {what}")
     if any(max(site.Tq, site.Tk) > LONGEST for site in sites):
         said.append(f"maps of more than {LONGEST:,} tokens are not carried whole")
     if packer.lacking:
