@@ -382,3 +382,19 @@ def test_attention_by_hand_in_other_precisions(dtype):
     with torch.no_grad(), watch(double, EVERYTHING) as third:
         double(X.double())
     assert third.sites[0].weights.dtype == torch.float64 and not third.sites[0].score_unknown
+
+
+def test_a_call_that_regard_would_refuse_goes_on():
+    class Wild(nn.Module):
+        def forward(self, x):
+            return F.scaled_dot_product_attention(x, x, x, scale=float("inf"))
+
+    with watch(Wild()) as record:
+        output = Wild()(X[:, None])
+    assert torch.equal(
+        output.isnan(), F.scaled_dot_product_attention(*(X[:, None],) * 3, scale=torch.inf).isnan()
+    )
+    assert record.sites == []
+    assert any(
+        "a call that regard cannot describe: Dot(scale=): expected a finite number" in n for n in record.notes
+    )

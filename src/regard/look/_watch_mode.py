@@ -87,6 +87,11 @@ class Watcher(TorchFunctionMode):
                 self._keep_of(look(), place)
         except NotSeen as reason:
             self.note(f"{place.name}: {reason}")
+        except (
+            TypeError,
+            ValueError,
+        ) as refusal:  # of regard's checks; the model's own call was made, and goes on
+            self.note(f"{place.name}: a call that regard cannot describe: {refusal}")
         self.seen.add(place.name)
 
     def note(self, note: str) -> None:
