@@ -49,15 +49,13 @@ struct Target {
 // ---------------------------------------------------------------------------- rows
 
 // What a row needs beside its scores: maximum, 1 / total, and delta = grad . output - grad of its log-sum-exp.
-// A negative total says that the forward pass was another kernel's: false.
-inline bool open_rows(const Block &block, const BackwardRoom &room) {
+inline void open_rows(const Block &block, const BackwardRoom &room) {
     const Arguments &a = block.a;
     const int64_t row = (block.b * a.H + block.h) * a.Tq + block.first, all_rows = a.B * a.H * a.Tq;
     for (int64_t lane = 0; lane < BLOCK; ++lane) {
         room.peak[lane] = room.inverse[lane] = room.delta[lane] = room.row_sums[lane] = 0.0f;
         if (lane >= block.rows || a.normalize != SOFTMAX) continue;
         const float total = a.rows[all_rows + row + lane];
-        if (!(total >= 0)) return false;
         room.peak[lane] = a.rows[row + lane];
         room.inverse[lane] = total > 0 ? 1.0f / total : 0.0f;
         widen(a.result.data, a.kind, block.b * a.result.b + block.h * a.result.h + (block.first + lane) * a.result.t,
@@ -70,7 +68,6 @@ inline bool open_rows(const Block &block, const BackwardRoom &room) {
         for (; c < a.Dv; ++c) rest += room.pack[c] * grad[c];
         room.delta[lane] = sum(sums) + rest - (a.grad_lse ? a.grad_lse[row + lane] : 0.0f);
     }
-    return true;
 }
 
 // ---------------------------------------------------------------------------- stage two, back
@@ -85,7 +82,7 @@ inline void weigh_again(const Block &block, int g, int64_t keys, const BackwardR
     for (int64_t k = 0; k < keys; ++k)
         for (int n = 0; n < VECTORS; ++n) {
             float *at = tile + k * ld + n * LANES;
-            store(at, exp2(load(at) - peak[n]) * inverse[n]);
+            store(at, exp(load(at) - peak[n]) * inverse[n]);
         }
 }
 
@@ -180,8 +177,8 @@ void additive_slopes(const Block &block, int g, const Keys &keys, int64_t from, 
             REGARD_UNROLL
             for (int n = 0; n < VECTORS; ++n) {
                 const int64_t at = d * GROUP + n * LANES;
-                const F r = falling<FARAWAY>(query + at, lifted + at, key[d], key_lifted[d]);
-                const F change = (r - r * r) * slope[n];
+                const F x = rising<FARAWAY>(query + at, lifted + at, key[d], key_lifted[d]), r = falling<FARAWAY>(x);
+                const F change = (x * r) * r * slope[n];  // x r^2 is r (1 - r), and keeps its digits at both ends
                 store(dquery + at, load(dquery + at) + change);
                 store(room.falling_sums + at, load(room.falling_sums + at) + slope[n] * r);
                 across += change;
@@ -321,12 +318,12 @@ struct Tiles {
 template <int SCORE, class Way>
 bool backward_block(const Arguments &a, int64_t b, int64_t h, int64_t first, int64_t rows, Way &way, const Target &target) {
     const BackwardRoom &room = way.back;
-    Block block{a, b, h, h / (a.H / a.Hkv), first, rows, 1, 1, room.query, room.lifted, false, {}, {}};
+    Block block{a, b, h, h / (a.H / a.Hkv), first, rows, 1, room.query, room.lifted, false, {}, {}};
     bool finite = open_block<SCORE>(block, room.pack);
     padded_rows(a.grad_output, a.kind, b, h, first, rows, a.Dv, room.grad_rows);
     finite &= rows_to_lanes({room.grad_rows, padded_width(a.Dv)}, rows, a.Dv, 1.0f, room.grad);
     if (SCORE == DOT) padded_rows(a.query, a.kind, b, h, first, rows, a.D, room.query_rows);
-    finite &= open_rows(block, room);
+    open_rows(block, room);
     std::memset(room.dquery, 0, BLOCK * a.D * sizeof(float));
     if (SCORE == ADDITIVE) std::memset(room.falling_sums, 0, (a.D + 1) * GROUP * sizeof(float));
     Target own = target;

@@ -13,10 +13,10 @@ struct Sums {
 
 // ---------------------------------------------------------------------------- stage two
 
-// exp2(score - running maximum); what was summed before is scaled to the new maximum.
+// e^(score - running maximum); what was summed before is scaled to the new maximum.
 template <bool MOMENT>
 void weigh_softmax(float *tile, int64_t keys, const Sums &sums, int64_t Dv) {
-    F top[VECTORS], peak[VECTORS], total[VECTORS], moment[VECTORS] = {};
+    F top[VECTORS], peak[VECTORS], total[VECTORS], part[VECTORS] = {}, moment[VECTORS] = {};
     for (int n = 0; n < VECTORS; ++n) top[n] = load(sums.peak + n * LANES);
     for (int64_t k = 0; k < keys; ++k)
         for (int n = 0; n < VECTORS; ++n) top[n] = larger(load(tile + k * GROUP + n * LANES), top[n]);
@@ -26,7 +26,7 @@ void weigh_softmax(float *tile, int64_t keys, const Sums &sums, int64_t Dv) {
         total[n] = load(sums.total + n * LANES);
         if constexpr (MOMENT) moment[n] = load(sums.moment + n * LANES);
         if (!any(top[n] != before)) continue;
-        const F factor = exp2(before - peak[n]);
+        const F factor = exp(before - peak[n]);
         if constexpr (MOMENT) moment[n] = (moment[n] + total[n] * larger(all(-127.0f), before - peak[n])) * factor;
         total[n] *= factor;
         for (int64_t c = 0; c < Dv; ++c) {
@@ -38,13 +38,13 @@ void weigh_softmax(float *tile, int64_t keys, const Sums &sums, int64_t Dv) {
     for (int64_t k = 0; k < keys; ++k)
         for (int n = 0; n < VECTORS; ++n) {
             float *at = tile + k * GROUP + n * LANES;
-            const F below = load(at) - peak[n], weight = exp2(below);
+            const F below = load(at) - peak[n], weight = exp(below);
             store(at, weight);
-            total[n] += weight;
+            part[n] += weight;
             if constexpr (MOMENT) moment[n] += weight * larger(all(-127.0f), below);
         }
     for (int n = 0; n < VECTORS; ++n) {
-        store(sums.total + n * LANES, total[n]);
+        store(sums.total + n * LANES, total[n] + part[n]);
         if constexpr (MOMENT) store(sums.moment + n * LANES, moment[n]);
     }
 }
@@ -133,7 +133,7 @@ void forward_tile(const Block &block, int g, Span span, const Keys &keys, int64_
 template <class Watch>
 bool close_block(const Block &block, const ForwardRoom &room, Watch &watch) {
     const Arguments &a = block.a;
-    const float sink = a.sink.data ? *a.sink.at(block.b, block.h) * LOG2E : -INF;
+    const float sink = a.sink.data ? *a.sink.at(block.b, block.h) : -INF;
     const int64_t row = (block.b * a.H + block.h) * a.Tq + block.first, rows = a.B * a.H * a.Tq;
     alignas(64) float factors[BLOCK];
     for (int64_t lane = 0; lane < BLOCK; ++lane) factors[lane] = 1.0f;
@@ -143,13 +143,13 @@ bool close_block(const Block &block, const ForwardRoom &room, Watch &watch) {
             const bool empty = peak == -INF;
             if (a.sink.data && !empty) {
                 const float top = sink > peak ? sink : peak;
-                own = ::exp2f(peak - top);
-                total = total * own + ::exp2f(sink - top);
+                own = ::expf(peak - top);
+                total = total * own + ::expf(sink - top);
                 peak = top;
             }
             factors[lane] = empty ? 0.0f : own / total;
             if (a.rows) a.rows[row + lane] = empty ? 0.0f : peak, a.rows[rows + row + lane] = empty ? 0.0f : total;
-            if (a.lse) a.lse[row + lane] = empty ? -INF : peak * LN2 + ::logf(total);
+            if (a.lse) a.lse[row + lane] = empty ? -INF : peak + ::logf(total);
         }
     watch.close(block, factors);
     bool finite = true;
@@ -166,7 +166,7 @@ template <int SCORE, class Watch>
 bool forward_block(const Arguments &a, int64_t b, int64_t h, int64_t first, int64_t rows, const ForwardRoom &room,
                    Watch &watch) {
     const int64_t step = tile_keys(a);
-    Block block{a, b, h, h / (a.H / a.Hkv), first, rows, 1, 1, room.query, room.lifted, false, {}, {}};
+    Block block{a, b, h, h / (a.H / a.Hkv), first, rows, 1, room.query, room.lifted, false, {}, {}};
     const bool finite = open_block<SCORE>(block, room.pack);
     std::memset(room.output, 0, BLOCK * a.Dv * sizeof(float));
     for (int lane = 0; lane < BLOCK; ++lane) room.peak[lane] = -INF, room.total[lane] = 0.0f;

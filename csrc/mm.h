@@ -16,7 +16,7 @@ REGARD_INLINE void product_tile(const float *A, int64_t stride, const float *B, 
     REGARD_UNROLL
     for (int r = 0; r < ROWS; ++r) {
         REGARD_UNROLL
-        for (int n = 0; n < VECTORS; ++n) sums[r][n] = ADD ? load(C + r * ldc + n * LANES) : F{};
+        for (int n = 0; n < VECTORS; ++n) sums[r][n] = F{};
     }
     const auto step = [&] {
         F b[VECTORS];
@@ -48,7 +48,10 @@ REGARD_INLINE void product_tile(const float *A, int64_t stride, const float *B, 
     REGARD_UNROLL
     for (int r = 0; r < ROWS; ++r) {
         REGARD_UNROLL
-        for (int n = 0; n < VECTORS; ++n) store(C + r * ldc + n * LANES, sums[r][n]);
+        for (int n = 0; n < VECTORS; ++n) {
+            float *at = C + r * ldc + n * LANES;
+            store(at, ADD ? load(at) + sums[r][n] : sums[r][n]);  // sums of sums: long ones stay accurate
+        }
     }
 }
 

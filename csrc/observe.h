@@ -143,12 +143,12 @@ class Watch {
     void close(const Block &block, const float *row_factors) {
         for (int64_t n = 0; n < BLOCK; ++n) factors[n] = n < block.rows ? row_factors[n] : 0.0f;
         for (int64_t n = 0; n < block.rows; ++n) {
-            // A weight is factor * 2^below, so that -ln of it is -ln factor - below ln 2: neither term is negative.
+            // A weight is factor * e^below, so that -ln of it is -ln factor - below: neither term is negative.
             const int64_t row = head * a.Tq + block.first + n;
             const bool softmax = a.normalize == SOFTMAX;
             float entropy = softmax ? 0.0f : -LN2 * moments[n];
             if (softmax && factors[n] > 0)
-                entropy = -factors[n] * (forward.total[n] * ::logf(factors[n]) + LN2 * moments[n]);
+                entropy = -factors[n] * (forward.total[n] * ::logf(factors[n]) + moments[n]);
             if (w.highest) w.highest[row] = softmax ? factors[n] : highest[n];
             if (w.entropy) w.entropy[row] = entropy;
             bad[0] += (factors[n] + entropy) * 0.0f;
@@ -188,7 +188,7 @@ class Watch {
     // What makes weights of numbers that were taken when the maximum was `before`.
     F factor(int at, F before) const {
         if (a.normalize != SOFTMAX) return load(factors + at);
-        return pick(before == all(-INF), F{}, exp2(before - load(forward.peak + at)) * load(factors + at));
+        return pick(before == all(-INF), F{}, exp(before - load(forward.peak + at)) * load(factors + at));
     }
 
     // Chunks that reach the bound are searched; weights up to `least` are none of the top.

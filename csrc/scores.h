@@ -13,7 +13,7 @@ constexpr float FAR = 20.0f;  // beyond this, exponentials of query and key are 
 struct Block {
     const Arguments &a;
     int64_t b, h, hkv, first, rows;
-    float scale, unit;  // scores are multiples of 1 / unit: log2(e) under softmax, so that weights are powers of 2
+    float scale;
     float *query;       // [group][D][GROUP], times what makes a score of it
     float *lifted;      // additive: exp(2 query), likewise
     bool far;           // additive: some |query| > FAR
@@ -29,8 +29,7 @@ template <int SCORE>
 bool open_block(Block &block, float *room) {
     const Arguments &a = block.a;
     block.scale = scale_of(a, block.b, block.h);
-    block.unit = a.normalize == SOFTMAX ? LOG2E : 1.0f;
-    const float factor = SCORE == ADDITIVE ? 1.0f : a.softcap > 0 ? block.scale / float(a.softcap) : block.scale * block.unit;
+    const float factor = SCORE == ADDITIVE ? 1.0f : a.softcap > 0 ? block.scale / float(a.softcap) : block.scale;
     block.seen.find(a, block.b, block.h, block.first, block.rows);
     if (a.dropped) row_seeds(a, block.b, block.h, block.first, block.seeds);
     const Floats in = rows_of(a.query, a.kind, block.b, block.h, block.first, block.rows, a.D, room);
@@ -87,11 +86,16 @@ Keys open_keys(const Block &block, int64_t first, int64_t count, float *room, fl
 
 // ---------------------------------------------------------------------------- the two cores
 
-// 1 / (e^(2 (q + k)) + 1) for one column of a query group and one key: tanh(q + k) is 1 - 2 of it.
+// x = e^(2 (q + k)) for one column of a query group and one key, and r = 1 / (x + 1): tanh(q + k) is 1 - 2 r.
 template <bool FARAWAY>
-REGARD_INLINE F falling(const float *query, const float *lifted, float key, float key_lifted) {
-    if constexpr (FARAWAY) return 1.0f / (exp2_bounded((load(query) + key) * (2 * LOG2E)) + 1.0f);
-    else return reciprocal(load(lifted) * key_lifted + 1.0f);
+REGARD_INLINE F rising(const float *query, const float *lifted, float key, float key_lifted) {
+    if constexpr (FARAWAY) return exp2_bounded((load(query) + key) * (2 * LOG2E));
+    else return load(lifted) * key_lifted;
+}
+template <bool FARAWAY>
+REGARD_INLINE F falling(F x) {
+    if constexpr (FARAWAY) return 1.0f / (x + 1.0f);
+    else return reciprocal(x + 1.0f);
 }
 
 template <int ROWS, bool FARAWAY>
@@ -100,20 +104,27 @@ REGARD_INLINE void additive_tile(const Block &block, int g, const Keys &keys, in
     const Arguments &a = block.a;
     const float *w = a.weight.at(block.b, block.h);
     const float *query = block.query + g * a.D * GROUP, *lifted = block.lifted + g * a.D * GROUP;
-    F sums[ROWS][VECTORS] = {};
+    F sums[ROWS][VECTORS] = {}, before[ROWS][VECTORS] = {};
     for (int64_t d = 0; d < a.D; ++d) {
+        if (d % 16 == 0) {  // sums of sums: long ones stay accurate
+            REGARD_UNROLL
+            for (int r = 0; r < ROWS; ++r) {
+                REGARD_UNROLL
+                for (int n = 0; n < VECTORS; ++n) before[r][n] += sums[r][n], sums[r][n] = F{};
+            }
+        }
         REGARD_UNROLL
         for (int r = 0; r < ROWS; ++r) {
             REGARD_UNROLL
             for (int n = 0; n < VECTORS; ++n)
-                sums[r][n] += w[d] * falling<FARAWAY>(query + d * GROUP + n * LANES, lifted + d * GROUP + n * LANES,
-                                                      keys.rows.row(at + r)[d], keys.lifted[(at + r) * a.D + d]);
+                sums[r][n] += w[d] * falling<FARAWAY>(rising<FARAWAY>(query + d * GROUP + n * LANES, lifted + d * GROUP + n * LANES,
+                                                                       keys.rows.row(at + r)[d], keys.lifted[(at + r) * a.D + d]));
         }
     }
     REGARD_UNROLL
     for (int r = 0; r < ROWS; ++r) {
         REGARD_UNROLL
-        for (int n = 0; n < VECTORS; ++n) store(tile + r * ld + n * LANES, (total - 2.0f * sums[r][n]) * block.unit);
+        for (int n = 0; n < VECTORS; ++n) store(tile + r * ld + n * LANES, total - 2.0f * (before[r][n] + sums[r][n]));
     }
 }
 
@@ -142,7 +153,7 @@ void score_tile(const Block &block, int g, const Keys &keys, int64_t from, int64
 
 // ---------------------------------------------------------------------------- what follows the score
 
-// Adds a tile of a tensor of pairs: to[key][lane] += unit * from(row, key).
+// Adds a tile of a tensor of pairs: to[key][lane] += from(row, key).
 inline void add_pairs(const Block &block, int g, Span span, float *tile, int64_t ld) {
     const Arguments &a = block.a;
     const Pairs<const float> &x = a.bias;
@@ -151,7 +162,7 @@ inline void add_pairs(const Block &block, int g, Span span, float *tile, int64_t
     if (x.q == 0) {
         for (int64_t k = 0; k < keys; ++k, tile += ld)
             for (int n = 0; n < VECTORS; ++n)
-                store(tile + n * LANES, load(tile + n * LANES) + from[k * x.k] * block.unit);
+                store(tile + n * LANES, load(tile + n * LANES) + from[k * x.k]);
         return;
     }
     const float *rows[GROUP];
@@ -166,11 +177,11 @@ inline void add_pairs(const Block &block, int g, Span span, float *tile, int64_t
             REGARD_UNROLL
             for (int m = 0; m < LANES; ++m) {
                 float *at = tile + (k + m) * ld + n * LANES;
-                store(at, load(at) + y[m] * block.unit);
+                store(at, load(at) + y[m]);
             }
         }
     for (; k < keys; ++k)
-        for (int lane = 0; lane < GROUP; ++lane) tile[k * ld + lane] += rows[lane][k * x.k] * block.unit;
+        for (int lane = 0; lane < GROUP; ++lane) tile[k * ld + lane] += rows[lane][k * x.k];
 }
 
 // The diagonals of a tile run backwards along its lanes.
@@ -182,12 +193,12 @@ inline void add_diagonals(const Block &block, int g, Span span, float *tile, int
     for (int64_t k = span.first; k < span.last; ++k, tile += ld)
         for (int n = 0; n < VECTORS; ++n)
             store(tile + n * LANES,
-                  load(tile + n * LANES) + reversed(load(diagonal_at(block, g, n, k))) * block.unit);
+                  load(tile + n * LANES) + reversed(load(diagonal_at(block, g, n, k))));
 }
 
 // Soft-cap; `slopes`, where given, gets the cap's derivative of every pair.
 inline void cap(const Block &block, int64_t keys, float *tile, int64_t ld, float *slopes) {
-    const float height = float(block.a.softcap) * block.unit;
+    const float height = float(block.a.softcap);
     for (int64_t k = 0; k < keys; ++k)
         for (int n = 0; n < VECTORS; ++n) {
             const F t = tanh(load(tile + k * ld + n * LANES));

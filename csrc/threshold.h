@@ -357,7 +357,7 @@ inline bool mix_strip(const Block &block, int g, const Strip &strip, const float
 
 template <int SCORE>
 bool threshold_block(const Arguments &a, int64_t b, int64_t h, int64_t first, int64_t rows, ThresholdRoom &room) {
-    Block block{a, b, h, h / (a.H / a.Hkv), first, rows, 1, 1, room.query, room.lifted, false, {}, {}};
+    Block block{a, b, h, h / (a.H / a.Hkv), first, rows, 1, room.query, room.lifted, false, {}, {}};
     const Rule rule(a, b, h);
     bool finite = open_block<SCORE>(block, room.pack) && rule.finite();
     Lanes lanes[GROUPS];

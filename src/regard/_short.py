@@ -30,7 +30,9 @@ def attend(
     dropout_p: Any,
 ) -> Tensor | None:
     """The output (B, H, Tq, Dv), or None where the call must go the long way."""
-    if not (type(query) is type(key) is type(value) is Tensor) or bias is not None or dropout_p != 0.0:
+    if not (type(query) is type(key) is type(value) is Tensor) or bias is not None:
+        return None
+    if type(dropout_p) not in (int, float) or dropout_p != 0:
         return None
     if type(score) is not Dot or score.softcap is not None or isinstance(score.scale, Tensor):
         return None

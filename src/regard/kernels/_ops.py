@@ -51,10 +51,7 @@ def _forward(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
     if problem.kernel != "native":
         return tiled.forward(problem)
     found = native.forward(problem)
-    if found is None:
-        output, lse, rows = tiled.forward(problem)
-        return output, lse, native.foreign(rows)
-    return found
+    return tiled.forward(problem) if found is None else found
 
 
 def attend_backward(
@@ -83,7 +80,6 @@ def _backward(
         found = native.backward(grad_output, grad_lse, output, rows, problem, needs)
         if found is not None:
             return found
-        rows = tiled.forward(problem)[2]
     return tiled.backward(grad_output, grad_lse, rows, problem, needs)
 
 
@@ -241,9 +237,7 @@ def call(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
     """The operator, by the way that is open here."""
     found: tuple[Tensor, Tensor, Tensor]
     if watched() or problem.query.device.type == "meta":
-        found = (
-            _apply(Attend, *problem) if differentiating() else torch.ops.regard.attend.default(*problem)
-        )
+        found = _apply(Attend, *problem) if differentiating() else torch.ops.regard.attend.default(*problem)
     elif problem.rows_wanted and torch.is_grad_enabled():
         found = _apply(Eager, *problem)
     else:
