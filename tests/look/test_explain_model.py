@@ -234,10 +234,11 @@ def test_a_mistake_inside_the_model_leaves_no_hooks() -> None:
 
 
 @pytest.mark.parametrize(
-    "family", ["Llama 4", "Whisper", "Marian", "Swin", "Wav2Vec2", "gpt-oss", "BigBird", "BLOOM"]
+    "family",
+    ["Llama 4", "Whisper", "Marian", "Swin", "Wav2Vec2", "gpt-oss", "BigBird", "BLOOM", "GPT-J", "RoFormer"],
 )
 def test_every_site_of_other_families(family: str) -> None:
-    """Complex rotary tables, one norm for both sides, cross-attention, windows of an image, sounds, sinks, hand-written; padding."""
+    """Rotary tables of several kinds, cross-attention, windows of an image, sounds, sinks, hand-written attention."""
     model, inputs, _ = zoo.make(family)
     with torch.no_grad(), traced(model) as trace, watch(model, keep=Keep(tensors=True)) as record:
         model(**inputs)

@@ -87,9 +87,12 @@ class _Search:
     def __init__(self, role: str, trace: Trace, inside: Sequence[Event], sizes: Sizes, sample: int) -> None:
         self.role, self.sizes, self.sample = role, sizes, sample
         # A product explains more than a module around it; a module that changes nothing explains nothing.
-        working = [event for event in inside if event.x is None or not _equal(event.x, event.y)]
-        self.inside = sorted(working, key=lambda event: matrix_of(event.module) is None)
-        self.rotary = [(name, table_of(c, sample), table_of(s, sample)) for name, c, s in trace.rotary]
+        products = [event for event in inside if matrix_of(event.module) is not None]
+        others = [event for event in inside if matrix_of(event.module) is None]
+        self.inside = products + [each for each in others if each.x is None or not _equal(each.x, each.y)]
+        tables = [(name, table_of(c, sample), table_of(s, sample)) for name, c, s in trace.rotary]
+        # Some modules give sines first.
+        self.rotary = [*tables, *((name, sine, cosine) for name, cosine, sine in tables)]
 
     def of(self, wanted: Tensor, used: set[str]) -> Made | None:
         """What made `wanted` (T, heads, D)."""

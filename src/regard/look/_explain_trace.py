@@ -43,8 +43,19 @@ class Trace:
             self.rotary.append((name, _kept(output.real), _kept(output.imag)))
         elif _is_rotary(output):
             self.rotary.append((name, _kept(output[0]), _kept(output[1])))
+        elif "position" in name and isinstance(output, Tensor):
+            return self._halves(name, output)
         else:
             return False
+        return True
+
+    def _halves(self, name: str, table: Tensor) -> bool:
+        """Sines and cosines side by side."""
+        half = table.shape[-1] // 2 if table.dim() else 0
+        sine, cosine = table[..., :half], table[..., half:]
+        if not _is_rotary((cosine, sine)):
+            return False
+        self.rotary.append((name, _kept(cosine), _kept(sine)))
         return True
 
     def event(self, name: str, module: nn.Module, given: tuple[Any, ...], output: Any) -> None:
