@@ -3,6 +3,7 @@
 
 #include <omp.h>
 
+#include "decode.h"
 #include "observe.h"
 #include "threshold_backward.h"
 
@@ -30,6 +31,7 @@ int32_t run_forward(void *arguments) {
     const Arguments &a = *static_cast<const Arguments *>(arguments);
     const bool additive = a.score == ADDITIVE;
     if (a.normalize >= SPARSEMAX) return additive ? threshold_forward<ADDITIVE>(a) : threshold_forward<DOT>(a);
+    if (decodes(a)) return decode(a);
     return additive ? forward<ADDITIVE>(a) : forward<DOT>(a);
 }
 
