@@ -261,3 +261,11 @@ def test_one_head_of_those_that_were_kept():
         site.map(0)
     with pytest.raises(ValueError, match="it has heads 0 to 3; got head 4"):
         site.map(4)
+
+
+@pytest.mark.parametrize("Tq, Tk", [(0, 3), (3, 0), (0, 0)])
+@pytest.mark.parametrize("lead", [(), (2,), (1, 2), (3, 1, 2)])
+def test_sites_without_queries_or_keys(lead, Tq, Tk):
+    site = Site("a", torch.zeros(*lead, Tq, 1), *[torch.zeros(*lead, Tk, 1)] * 3, scale=1.0)
+    assert site.map(0).shape == (Tq, Tk)
+    assert site.statistic("entropy").shape[-1] == Tq and site.statistic("received").shape[-1] == Tk

@@ -187,3 +187,29 @@ def test_torchs_fused_path_is_named():
 def test_only_modules_can_be_watched():
     with pytest.raises(TypeError, match=r"must be a torch\.nn\.Module; got int"), look.watch(3):
         pass
+
+
+def test_a_module_that_runs_as_several_layers_is_numbered_as_them():
+    class Shared(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.attention = nn.MultiheadAttention(6, 2, batch_first=True)
+
+        def forward(self, x):
+            for _ in range(3):
+                x = self.attention(x, x, x)[0]
+            return x
+
+    model = Shared()
+    with look.watch(model, look.Keep(weights=True, layers=(1,))) as record:
+        for _ in range(2):
+            model(torch.randn(1, 4, 6))
+    assert [(site.layer, site.call) for site in record.sites] == [
+        (0, 0),
+        (1, 1),
+        (2, 2),
+        (0, 3),
+        (1, 4),
+        (2, 5),
+    ]
+    assert [site.whole is not None for site in record.sites] == [False, True, False] * 2

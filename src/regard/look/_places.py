@@ -104,12 +104,12 @@ def _crossed(names: tuple[str, ...], args: tuple[Any, ...], kwargs: Mapping[str,
 
 
 class Layers:
-    """Numbers modules of one kind: those whose paths are alike but for the numbers in them, in the order they ran."""
+    """Numbers places of one kind: those whose names are alike but for the numbers in them, in the order they ran."""
 
     def __init__(self) -> None:
         self._seen: dict[str, dict[str, int]] = {}
 
     def number(self, name: str) -> int:
-        """The module's number among its kind, from 0."""
+        """The place's number among its kind, from 0."""
         kind = self._seen.setdefault(re.sub(r"\d+", "#", name), {})
         return kind.setdefault(name, len(kind))

@@ -69,7 +69,7 @@ class Tensors(NamedTuple):
 class Site:
     """One place of attention in a model: one call, or the calls of one module over a `generate()`, stitched together.
 
-    What it was. `name` the path of the module; `layer` its number among the modules of that kind, in the order they
+    What it was. `name` the path of the module; `layer` its number among those of that kind, in the order they
     ran; `call` counts the calls of one module (0 is the first); `kind` "self" or "cross"; `sizes`; `scale`, a number
     or (H,); `softcap`; `sink`, a number or (H,); `score` and `normalize` by name ("dot", "softmax"); `causal` torch's
     `is_causal` (upper left); `masked` the mask in words; `implementation` what ran: "sdpa", "regard", "eager" or
@@ -148,7 +148,9 @@ class Site:
     @property
     def heads(self) -> int:
         """H."""
-        return self.sizes.H if self.query is None else int(self.query.shape[-3])
+        if self.query is None:
+            return self.sizes.H
+        return int(self.query.shape[-3]) if self.query.dim() > 2 else 1
 
     @property
     def lengths(self) -> tuple[int, int]:
@@ -243,8 +245,14 @@ class Site:
             return self.whole[sample, self.heads_kept.index(head)]
         if not 0 <= head < self.heads:
             raise ValueError(f"{self.title}: it has heads 0 to {self.heads - 1}; got head {head}")
+        return self._four()[sample, head]
+
+    def _four(self) -> Tensor:
+        """The weights, (B, H, Tq, Tk) whatever a site made by hand holds."""
         weights = self.weights
-        return weights.reshape(-1, *weights.shape[-3:])[sample, head] if weights.dim() > 2 else weights
+        if weights.dim() < 4:
+            return weights[(None,) * (4 - weights.dim())]
+        return weights.flatten(0, -4)
 
     def statistic(self, name: str) -> Tensor:
         """(B, H, Tq) in float32; "received" is (B, H, Tk). As it was kept, else computed from the weights.
@@ -262,10 +270,7 @@ class Site:
         if not known or not positioned or not self.has_weights:
             kept = ", ".join(self.statistics) or "none"
             raise ValueError(f"{self.title}: there is no statistic {name!r} of it; kept: {kept}")
-        weights = (
-            self.weights.reshape(-1, *self.weights.shape[-3:]) if self.weights.dim() > 2 else self.weights
-        )
-        return _record_statistics.of_weights(weights, self.offset, (name,))[name]
+        return _record_statistics.of_weights(self._four(), self.offset, (name,))[name]
 
     def check(self) -> None:
         """Raise ValueError where tokens, grids or what was kept disagree with the site's lengths."""

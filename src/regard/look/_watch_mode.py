@@ -113,7 +113,7 @@ class Watcher(TorchFunctionMode):
         self._share_mask(seen)
         if seen.implementation == "sdpa":
             regroup(seen, place.module, 0 if run is None else run.site.sizes.H)
-        site = self._site(seen, place, run)
+        site = self._site(seen, place, run, ordinal)
         shift = None if run is None else run.shift_of(site, forward, self._going_on == forward)
         wants = self._keep.wants(site.layer)
         with _plan.without_autocast(self._device(seen)):
@@ -162,13 +162,13 @@ class Watcher(TorchFunctionMode):
                 run.pool.add(weights, shift, site.lengths[1])
         run.add(site, fields, shift, forward, before)
 
-    def _site(self, seen: Seen, place: Place, run: Run | None) -> Site:
+    def _site(self, seen: Seen, place: Place, run: Run | None, ordinal: int) -> Site:
         sizes = _sizes(seen)
         kind, offset = where(seen, place, (sizes.Tq, sizes.Tk), 0 if run is None else run.rows)
         score, normalize = seen.score, seen.normalize
         return Site(
             name=place.name,
-            layer=self._layers.number(place.name),
+            layer=self._layers.number(f"{place.name}@{ordinal}"),
             kind=kind,
             offset=offset,
             sizes=sizes,
