@@ -26,7 +26,8 @@ MOST_NUMBERS = 6
 SAME = ("processor", "cores", "torch", "capability", "kernels")
 
 MEMORY_NOTE = (
-    "A number in bold is below its floor, which counts as met within 5 %. Memory: MiB of the process above inputs and"
+    "A number in bold is below its floor, which counts as met within 5 %; refused: the answer was farther from float64"
+    " than it may be, and a wrong answer has no time. Memory: MiB of the process above inputs and"
     f" results, one head, n = {LENGTHS[0]} / {LENGTHS[1]}"
 )
 
@@ -127,12 +128,20 @@ def _values(row: Row, cases: Sequence[Case], found: Sequence[Saved | None], unde
         value, noisy = _value(one, under)
         values.append((case.limits[0], value, noisy))
     known = [(limit, value) for limit, value, _ in values if value is not None]
+    refused = [one is not None and bool(one["refused"]) for one in found]
     mark = " (others were at work)" if any(noisy for *_, noisy in values) else ""
-    if not known:
+    if not known and not any(refused):
         return "-"
     if len(cases) <= MOST_NUMBERS:
-        words = ["-" if value is None else _number(limit, value) for limit, value, _ in values]
+        words = [
+            "refused" if no else "-" if value is None else _number(limit, value)
+            for (limit, value, _), no in zip(values, refused, strict=True)
+        ]
         return " / ".join(words) + mark
+    if any(refused):
+        mark = f", {sum(refused)} refused{mark}"
+    if not known:
+        return mark.removeprefix(", ")
     numbers = [value for _, value in known]
     met = sum(limit.met(value) for limit, value in known)
     middle = ""

@@ -271,7 +271,9 @@ def test_a_side_that_cannot_run_is_a_refusal(
 def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A place for results and a README of their own."""
     monkeypatch.setattr(saved, "RESULTS", tmp_path / "bench.json")
-    (tmp_path / "README.md").write_text(f"# A\n\n{saved.BEGIN}\nwhat was there before\n{saved.END}\n\nEnd.\n", "utf-8")
+    (tmp_path / "README.md").write_text(
+        f"# A\n\n{saved.BEGIN}\nwhat was there before\n{saved.END}\n\nEnd.\n", "utf-8"
+    )
     return tmp_path
 
 
@@ -309,6 +311,15 @@ def test_many_points_are_a_range_and_a_mean(kept: Path) -> None:
     saved.save(made, path=kept / "bench.json")
     text = saved.table(saved.read(kept / "bench.json"))
     assert "| 0.50 to 4.00, mean 1.41; met at 3 of 4 |" in text
+
+
+def test_a_refused_case_is_shown_as_refused(kept: Path) -> None:
+    grid = [case.name for case in ROWED if case.row == "grid"][:2]
+    made = [outcome("dense-fp32-128", 1.4), outcome(grid[0], 0.99)]
+    made += [runner.Outcome(case_of(name), refused="wrong") for name in ("dense-fp32-512", grid[1])]
+    saved.save(made, path=kept / "bench.json")
+    text = saved.table(saved.read(kept / "bench.json"))
+    assert "| 1.41 / refused / - |" in text and "met at 1 of 1, 1 refused |" in text
 
 
 def test_another_machine_is_not_mixed_in(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
