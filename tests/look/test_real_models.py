@@ -49,6 +49,14 @@ def test_rxnmapper_maps_all_product_atoms_of_an_amide_coupling(rxnmapper):
     assert min(float(weights[query, key]) for query, key in found.items()) > 0.3
 
 
+def test_layers_that_are_one_module_are_told_apart(rxnmapper):
+    record = record_of(rxnmapper, COUPLING, keep=Keep(weights=True, layers=(10,), heads=(5,)))
+    assert [site.layer for site in record.sites] == list(range(12))
+    weights = record.sites[10].map(5)
+    assert {query: int(weights[query].argmax()) for query in ATOMS} == ATOMS
+    assert [number for number, site in enumerate(record.sites) if site.whole is not None] == [10]
+
+
 def test_tokens_of_a_reaction_are_its_atoms_and_bonds(rxnmapper):
     _, tokens = tokens_of(rxnmapper.tokenizer, "[13CH3]Cl.C[N+](C)%11>>Br")
     shown = [token.text for token in tokens]
