@@ -44,7 +44,7 @@ _PLUS = ("add", "__add__", "__radd__", "add_", "__iadd__")
 _MINUS = ("sub", "__sub__", "sub_", "__isub__")
 _FILLED = ("masked_fill", "masked_fill_")
 _PRODUCTS = ("matmul", "__matmul__", "bmm", "baddbmm", "einsum")
-_NAMES = frozenset(
+FOLLOWED = frozenset(
     (*_SAME_SHAPE, *_SHAPES, *_TIMES, *_OVER, *_PLUS, *_MINUS, *_FILLED, *_PRODUCTS)
     + (
         "tanh",
@@ -118,7 +118,7 @@ class Followed:
     def follow(self, func: Any, args: tuple[Any, ...], kwargs: Any, result: Any) -> Seen | None:
         """Look at one call of a function."""
         name = getattr(func, "__name__", "")
-        if name not in _NAMES or not isinstance(result, Tensor) or not args:
+        if not isinstance(result, Tensor) or not args:
             return None
         if name in _PRODUCTS:
             return self._product(name, args, kwargs, result)

@@ -16,7 +16,7 @@ from regard._call import prepare
 from regard._frame import coordinates
 from regard.look._places import Layers, Place, Places
 from regard.look._record import Record, Site, Sizes
-from regard.look._watch_eager import Followed
+from regard.look._watch_eager import FOLLOWED, Followed
 from regard.look._watch_groups import regroup
 from regard.look._watch_keep import Keep
 from regard.look._watch_pool import Pool
@@ -67,7 +67,7 @@ class Watcher(TorchFunctionMode):
             self._catch(lambda: seen(output, *args, **kwargs))
         elif func is torch.Tensor.index_select and not self._places.stack:
             self._note_move(*args[:3])
-        else:
+        elif getattr(func, "__name__", "") in FOLLOWED:
             self._catch_eager(func, args, kwargs, output)
         return output
 

@@ -85,6 +85,8 @@ def _distance(call: Call, sums: Tensor, lse: Tensor | None, offset: int | Tensor
 
 def _looks_back(call: Call, offset: int | Tensor) -> bool:
     """Whether no query may see a key that comes after it."""
+    if isinstance(offset, int) and offset >= call.frame.Tk - 1:
+        return True
     if call.mask is None or call.frame.Tk == 0:
         return call.frame.Tk == 0
     if _has_causal(call.mask):
