@@ -18,6 +18,7 @@ struct Strips {
         part = arena.take(part_floats(a));
         bends = arena.take(GROUP);  // mean of what alpha adds, by slope
     }
+    ~Strips() { arena().end(); }
     static int64_t part_floats(const Arguments &a) { return BACK_KEYS * padded_width(most(a.D, a.Dv)); }
     static int64_t floats(const Arguments &a) {
         return ThresholdRoom::floats(a, height(a)) + BackwardRoom::floats(a) + (a.Tk + KEYS) * GROUP + part_floats(a) + GROUP + 48;
