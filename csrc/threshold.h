@@ -1,5 +1,5 @@
 // Forward, for normalisers with a threshold: sparsemax, entmax. They need a whole row, but few keys of it count.
-//     scores = score(query, key)  ->  weights = power of what is above the threshold  ->  output = sum of weights times values
+//     scores = score(query, key)  ->  weights = powers of what is above tau  ->  output = sum of weights times values
 // While the scores of a group of queries pass, a strip keeps the keys that may yet be above the threshold of some lane.
 // Newton's steps then raise the thresholds from the left, and each pass leaves out what no lane needs any more.
 #pragma once
@@ -50,7 +50,8 @@ struct Lanes {
             for (int lane = 0; lane < LANES; ++lane) {
                 const bool there = n * LANES + lane < rows;
                 bound[n][lane] = there ? -FLT_MAX : INF;
-                reach[n][lane] = there && known ? (rule.start + 4e-7f - known[n * LANES + lane]) / rule.unit : rule.reach;
+                const float from = there && known ? rule.start + 4e-7f - known[n * LANES + lane] : 0.0f;
+                reach[n][lane] = there && known ? from / rule.unit : rule.reach;
             }
         }
     }
@@ -185,8 +186,8 @@ void pass(Strip &strip, const Rule &rule, const Lanes &lanes, F *sums, F *slopes
     for (int n = 0; n < VECTORS; ++n) sums[n] = sum.whole[n], slopes[n] = slope.whole[n];
 }
 
-// Newton's step for the (1 / power)-norm of what is above the threshold, which is convex as its power is, and a straight
-// line where scores are alike: (S - S^(1 - power)) / slope, S the sum of the weights.
+// Newton's step for the (1 / power)-norm of what is above the threshold, which is as convex as its power, and a
+// straight line where scores are alike: (S - S^(1 - power)) / slope, S the sum of the weights.
 template <int64_t KIND>
 REGARD_INLINE F step_of(F sum, F slope, float power) {
     const F excess = sum - 1.0f;
@@ -369,11 +370,12 @@ bool threshold_block(const Arguments &a, int64_t b, int64_t h, int64_t first, in
     for (int g = 0; g * GROUP < rows; ++g) {
         alignas(64) float factors[GROUP], tau[GROUP];
         finite = finite && !any(lanes[g].odd);
-        if (rule.kind == SPARSEMAX) weights_of<SPARSEMAX, WEIGHTS>(room.strips[g], rule, lanes[g], nullptr, factors, tau);
-        else if (rule.kind == ENTMAX15) weights_of<ENTMAX15, WEIGHTS>(room.strips[g], rule, lanes[g], nullptr, factors, tau);
-        else weights_of<ENTMAX, WEIGHTS>(room.strips[g], rule, lanes[g], nullptr, factors, tau);
-        if (a.dropped) drop_strip(block, g, room.strips[g]);
-        finite = mix_strip(block, g, room.strips[g], factors, room) && finite;
+        Strip &strip = room.strips[g];
+        if (rule.kind == SPARSEMAX) weights_of<SPARSEMAX, WEIGHTS>(strip, rule, lanes[g], nullptr, factors, tau);
+        else if (rule.kind == ENTMAX15) weights_of<ENTMAX15, WEIGHTS>(strip, rule, lanes[g], nullptr, factors, tau);
+        else weights_of<ENTMAX, WEIGHTS>(strip, rule, lanes[g], nullptr, factors, tau);
+        if (a.dropped) drop_strip(block, g, strip);
+        finite = mix_strip(block, g, strip, factors, room) && finite;
         const int64_t row = (b * a.H + h) * a.Tq + first + g * GROUP;
         if (a.rows) std::memcpy(a.rows + row, tau, least(GROUP, rows - g * GROUP) * sizeof(float));
     }

@@ -21,7 +21,8 @@ struct Strips {
     ~Strips() { arena().end(); }
     static int64_t part_floats(const Arguments &a) { return BACK_KEYS * padded_width(most(a.D, a.Dv)); }
     static int64_t floats(const Arguments &a) {
-        return ThresholdRoom::floats(a, height(a)) + BackwardRoom::floats(a) + (a.Tk + KEYS) * GROUP + part_floats(a) + GROUP + 48;
+        const int64_t own = (a.Tk + KEYS + 1) * GROUP + part_floats(a) + 48;
+        return ThresholdRoom::floats(a, height(a)) + BackwardRoom::floats(a) + own;
     }
     static int64_t height(const Arguments &a) { return least(threshold_height(a), BLOCK / 2); }
 
@@ -156,7 +157,8 @@ void score_slopes(const Block &block, int g, const int32_t *keys, int64_t count,
             cap(block, count, back.caps, GROUP, back.caps);
         }
         multiply(back.slopes, a.softcap > 0 ? back.caps : nullptr, count, GROUP, block.scale);
-        product<false, true>(a.D, count, rows.data, rows.stride, back.slopes, GROUP, back.dquery + g * a.D * GROUP, GROUP);
+        float *dquery = back.dquery + g * a.D * GROUP;
+        product<false, true>(a.D, count, rows.data, rows.stride, back.slopes, GROUP, dquery, GROUP);
         add_kept(back.slopes, keys, count, lanes, back.query_rows + g * GROUP * D, D, target.dkey, room.part);
         return;
     }
