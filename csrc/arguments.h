@@ -47,7 +47,8 @@ struct Arguments {
     const int64_t *offsets;
     int64_t offset, dropped, seed, threshold;
     void *output;        // (B, H, Tq, Dv), dense
-    float *lse, *rows;   // (B, H, Tq) or null; (n, B, H, Tq) or null
+    float *lse, *rows;   // (B, H, Tq) or null; (n, B, H, Tq) or null: maximum and total, or threshold
+    int64_t carried;     // rows go on with the output before it is rounded, (Dv, B, H, Tq)
     // Backward only.
     Rows4 grad_output, result;
     const float *grad_lse;  // (B, H, Tq) or null
@@ -58,7 +59,7 @@ struct Arguments {
     double factor, softcap, raised;
 };
 
-static_assert(sizeof(Arguments) == 108 * 8, "native.py packs 105 integers and 3 doubles");
+static_assert(sizeof(Arguments) == 109 * 8, "native.py packs 106 integers and 3 doubles");
 
 constexpr int64_t UNLIMITED = int64_t(1) << 40;
 

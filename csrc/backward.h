@@ -48,7 +48,13 @@ struct Target {
 
 // ---------------------------------------------------------------------------- rows
 
-// What a row needs beside its scores: maximum, 1 / total, and delta = grad . output - grad of its log-sum-exp.
+// Whether one tile holds all the keys of a block.
+inline bool in_one_tile(const Block &block) {
+    return block.seen.count == 1 && block.seen.ranges[0][1] - block.seen.ranges[0][0] <= BACK_KEYS;
+}
+
+// What a row needs beside its scores: maximum, 1 / total, and delta = grad . output - grad of its log-sum-exp. Where one
+// tile holds all the keys, the first part of delta is summed from the very numbers that it is subtracted from.
 inline void open_rows(const Block &block, const BackwardRoom &room) {
     const Arguments &a = block.a;
     const int64_t row = (block.b * a.H + block.h) * a.Tq + block.first, all_rows = a.B * a.H * a.Tq;
@@ -58,15 +64,20 @@ inline void open_rows(const Block &block, const BackwardRoom &room) {
         const float total = a.rows[all_rows + row + lane];
         room.peak[lane] = a.rows[row + lane];
         room.inverse[lane] = total > 0 ? 1.0f / total : 0.0f;
-        widen(a.result.data, a.kind, block.b * a.result.b + block.h * a.result.h + (block.first + lane) * a.result.t,
-              a.Dv, room.pack);
+        room.delta[lane] = a.grad_lse ? -a.grad_lse[row + lane] : 0.0f;
+        if (in_one_tile(block)) continue;
         const float *grad = room.grad_rows + lane * padded_width(a.Dv);
+        if (a.carried)
+            for (int64_t c = 0; c < a.Dv; ++c) room.pack[c] = a.rows[(2 + c) * all_rows + row + lane];
+        else
+            widen(a.result.data, a.kind, block.b * a.result.b + block.h * a.result.h + (block.first + lane) * a.result.t,
+                  a.Dv, room.pack);
         F sums = {};
         float rest = 0;
         int64_t c = 0;
         for (; c + LANES <= a.Dv; c += LANES) sums += load(room.pack + c) * load(grad + c);
         for (; c < a.Dv; ++c) rest += room.pack[c] * grad[c];
-        room.delta[lane] = sum(sums) + rest - (a.grad_lse ? a.grad_lse[row + lane] : 0.0f);
+        room.delta[lane] += sum(sums) + rest;
     }
 }
 
@@ -93,6 +104,15 @@ void slope_tile(const Block &block, int g, Span span, const BackwardRoom &room, 
     const Arguments &a = block.a;
     F delta[VECTORS], sums[VECTORS] = {};
     for (int n = 0; n < VECTORS; ++n) delta[n] = load(room.delta + g * GROUP + n * LANES);
+    if (NORMALIZE == SOFTMAX && in_one_tile(block))
+        for (int n = 0; n < VECTORS; ++n) {
+            F total = {};
+            for (int64_t k = 0; k < span.last - span.first; ++k) {
+                const F weight = load(weights + k * ld + n * LANES), slope = load(slopes + k * ld + n * LANES);
+                total += weight * slope * (a.dropped ? kept(a, block.seeds + g * GROUP + n * LANES, span.first + k) : all(1.0f));
+            }
+            delta[n] += total;
+        }
     for (int64_t k = 0; k < span.last - span.first; ++k)
         for (int n = 0; n < VECTORS; ++n) {
             float *at = slopes + k * ld + n * LANES, *weight_at = weights + k * ld + n * LANES;

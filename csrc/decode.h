@@ -273,7 +273,7 @@ inline bool close_rows(const Team &team, const Totals &totals) {
 
 // Whether a call is for `decode` rather than for `forward`.
 inline bool decodes(const Arguments &a) {
-    const bool kind = a.score == DOT && a.normalize == SOFTMAX && !a.dropped && !a.dense.data;
+    const bool kind = a.score == DOT && a.normalize == SOFTMAX && !a.dropped && !a.dense.data && !a.rows;
     const bool there = a.B * a.H * a.Tq * a.Tk > 0 && a.D >= LANES && a.Dv >= LANES;
     return kind && there && a.Tq <= MOST_QUERIES && a.H / a.Hkv * a.Tq <= MOST_ROWS;
 }

@@ -152,6 +152,11 @@ bool close_block(const Block &block, const ForwardRoom &room, Watch &watch) {
             if (a.lse) a.lse[row + lane] = empty ? -INF : peak + ::logf(total);
         }
     watch.close(block, factors);
+    if (a.carried)
+        for (int64_t c = 0; c < a.Dv; ++c)
+            for (int64_t lane = 0; lane < block.rows; ++lane)
+                a.rows[(2 + c) * rows + row + lane] =
+                    factors[lane] * room.output[(lane / GROUP * a.Dv + c) * GROUP + lane % GROUP];
     bool finite = true;
     for (int g = 0; g * GROUP < block.rows; ++g)
         finite &= lanes_to_rows(room.output + g * a.Dv * GROUP, factors + g * GROUP, block.rows - g * GROUP, a.Dv,

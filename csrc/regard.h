@@ -4,7 +4,7 @@
 #include <cstdint>
 
 // Raised with every change of a struct or of the order of the kernels: src/regard/kernels/_library.py has its twin.
-#define REGARD_ABI 5
+#define REGARD_ABI 6
 
 // Every kernel takes a pointer to its own struct of arguments and returns a status.
 typedef int32_t (*RegardKernel)(void *arguments);

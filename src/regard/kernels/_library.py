@@ -17,7 +17,7 @@ import torch
 
 from regard import _checks
 
-ABI = 5
+ABI = 6
 NAME = "_native.dylib" if sys.platform == "darwin" else "_native.so"
 OK = 0
 

@@ -51,7 +51,12 @@ def _forward(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
     if problem.kernel != "native":
         return tiled.forward(problem)
     found = native.forward(problem)
-    return tiled.forward(problem) if found is None else found
+    if found is None:
+        output, lse, rows = tiled.forward(problem)
+        more = native.row_numbers(problem) - rows.shape[0]
+        # Numbers that only the compiled kernel leaves: without them it hands the gradient over too.
+        found = output, lse, torch.cat([rows, rows.new_full((more, *rows.shape[1:]), torch.nan)])
+    return found
 
 
 def attend_backward(
@@ -80,6 +85,7 @@ def _backward(
         found = native.backward(grad_output, grad_lse, output, rows, problem, needs)
         if found is not None:
             return found
+        rows = rows[:2]
     return tiled.backward(grad_output, grad_lse, rows, problem, needs)
 
 
@@ -94,10 +100,10 @@ library.impl("document_runs", _runs.document_runs, "CompositeExplicitAutograd")
 def _fake_attend(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
     problem = Problem(*arguments)
     B, H, Tq, _ = problem.query.shape
-    numbers = tiled.row_numbers(problem)
+    numbers = (native if problem.kernel == "native" else tiled).row_numbers(problem)
     output = problem.value.new_empty(B, H, Tq, problem.value.shape[-1])
     dtype = torch.float64 if problem.value.dtype == torch.float64 else torch.float32
-    lse = problem.value.new_empty((B, H, Tq) if numbers == 2 else (0,), dtype=dtype)
+    lse = problem.value.new_empty((B, H, Tq) if numbers >= 2 else (0,), dtype=dtype)
     return output, lse, problem.value.new_empty(numbers, B, H, Tq, dtype=dtype)
 
 

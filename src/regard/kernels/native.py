@@ -25,7 +25,7 @@ _SCORES = {"dot": 0, "additive": 1}
 _NUMBERS = {"softmax": 0, "sigmoid": 1, "relu": 2, "sparsemax": 3, "entmax15": 4, "entmax": 5}
 _ROW_NUMBERS = {"softmax": 2, "sparsemax": 1, "entmax15": 1, "entmax": 1}
 _PADDING = 80  # of diagonals: tiles read past the ends, never using what they read
-_PACKED = struct.Struct("105q3d")
+_PACKED = struct.Struct("106q3d")
 
 
 def refuses(call: Call) -> str | None:
@@ -44,20 +44,28 @@ def refuses(call: Call) -> str | None:
     return None
 
 
+def row_numbers(problem: Problem) -> int:
+    """How many numbers a row the forward pass leaves for the backward pass.
+
+    Under softmax in half precision the output is among them, not yet rounded: what the gradient takes from it cancels.
+    """
+    numbers = _ROW_NUMBERS.get(problem.normalize, 0) if problem.rows_wanted else 0
+    return numbers + problem.value.shape[-1] if numbers == 2 and problem.value.dtype != torch.float32 else numbers
+
+
 def forward(problem: Problem) -> tuple[Tensor, Tensor, Tensor] | None:
     """Output, log-sum-exp and row numbers as ``tiled.forward`` gives them; None where something is not finite."""
-    dtype = problem.value.dtype
-    problem = _one_dtype(problem)
+    dtype, numbers = problem.value.dtype, row_numbers(problem)
+    carried, problem = numbers > 2, _one_dtype(problem)
     B, H, Tq, _ = problem.query.shape
     Dv = problem.value.shape[-1]
-    numbers = _ROW_NUMBERS.get(problem.normalize, 0) if problem.rows_wanted else 0
     output = torch.empty(B, H, Tq, Dv, dtype=problem.value.dtype)
-    lse = torch.empty((B, H, Tq) if numbers == 2 else (0,), dtype=torch.float32)
+    lse = torch.empty((B, H, Tq) if numbers >= 2 else (0,), dtype=torch.float32)
     rows = torch.empty(numbers, B, H, Tq, dtype=torch.float32)
     if not output.numel() and not numbers:
         return output.to(dtype), lse, rows
     held: list[Tensor] = []
-    last = [output.data_ptr(), lse.data_ptr() if numbers == 2 else 0, rows.data_ptr() if numbers else 0]
+    last = [output.data_ptr(), _address(lse), _address(rows), carried]
     if _call(_FORWARD, problem, held, last):
         return output.to(dtype), lse, rows
     return None
@@ -92,7 +100,7 @@ def short(query: Tensor, key: Tensor, value: Tensor, causal: bool, scale: float)
     return output if library.handle.regard_call(_FORWARD, packed) == _library.OK else None
 
 
-_NO_GRADIENTS = (0,) * 26
+_NO_GRADIENTS = (0,) * 27
 
 
 def _one_dtype(problem: Problem) -> Problem:
@@ -126,7 +134,7 @@ def backward(
     output = grad_output if output is None else output.to(dtype)
     room = _Room(problem, wanted)
     held: list[Tensor] = []
-    last = [0, 0, rows.data_ptr() if rows.numel() else 0]
+    last = [0, 0, _address(rows), rows.shape[0] > 2]
     last += _rows(grad_output, held) + _rows(output, held)
     last += [0 if grad_lse is None else _kept(grad_lse.to(torch.float32).contiguous(), held).data_ptr()]
     if not _call(_BACKWARD, problem, held, last + room.numbers()):
@@ -209,10 +217,11 @@ def _sink_gradient(
     sink: Tensor, grad_output: Tensor, grad_lse: Tensor | None, output: Tensor, rows: Tensor
 ) -> Tensor:
     """The sink is a key of value 0: of weight w, its gradient is w (dlse - grad_output . output), over all rows."""
-    peak, total = rows
+    peak, total = rows[:2]
     share = torch.exp(sink.float()[..., None] - peak) / total
     share = share.masked_fill(total == 0, 0.0)
-    mean = torch.linalg.vecdot(grad_output.float(), output.float())
+    output = rows[2:].permute(1, 2, 3, 0) if rows.shape[0] > 2 else output.float()
+    mean = torch.linalg.vecdot(grad_output.float(), output)
     change = -mean if grad_lse is None else grad_lse - mean
     total_change: Tensor = (change * share).sum(-1)
     return total_change.sum_to_size(sink.shape)
@@ -230,7 +239,7 @@ def _total(splits: Tensor) -> Tensor:
 
 
 def _address(tensor: Tensor | None) -> int:
-    return 0 if tensor is None else tensor.data_ptr()
+    return 0 if tensor is None or not tensor.numel() else tensor.data_ptr()
 
 
 def _call(which: int, problem: Problem, held: list[Tensor], last: list[int], more: bytes = b"") -> bool:
@@ -241,7 +250,7 @@ def _call(which: int, problem: Problem, held: list[Tensor], last: list[int], mor
     library = _library.library()
     assert library is not None
     numbers = _numbers(problem, held) + last
-    numbers += [0] * (105 - len(numbers))
+    numbers += [0] * (106 - len(numbers))
     raised = 1.0 / (1.0 - problem.dropout_p) if problem.dropout_p < 1 else 0.0
     packed = _PACKED.pack(*numbers, problem.factor, problem.softcap, raised) + more
     status: int = library.handle.regard_call(which, packed)
