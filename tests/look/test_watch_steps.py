@@ -95,14 +95,16 @@ def test_left_padding():
         agrees(site)
 
 
-def test_a_sliding_window_keeps_its_own_keys():
+@pytest.mark.parametrize("prompt", [2, 4, 9])
+def test_a_sliding_window_keeps_its_own_keys(prompt):
     torch.manual_seed(0)
+    ids = torch.randint(3, 40, (2, prompt))
     model = hf.MistralForCausalLM(hf.MistralConfig(**SMALL, sliding_window=4)).eval()
-    record, output = generate(model, max_new_tokens=6)
+    record, output = generate(model, ids, max_new_tokens=6)
     with torch.no_grad(), watch(model, EVERYTHING) as whole:
         model(output[:, :-1])
     for site, one in zip(record.sites, whole.sites, strict=True):
-        assert site.steps == (4, 1, 1, 1, 1, 1)
+        assert site.steps == (prompt, 1, 1, 1, 1, 1)
         torch.testing.assert_close(site.weights, one.weights, rtol=1e-4, atol=1e-5)
         agrees(site)
 
@@ -267,3 +269,33 @@ def test_layers_that_share_a_module_are_told_apart():
     for site, one in zip(record.sites, whole.sites, strict=True):
         torch.testing.assert_close(site.weights, one.weights, rtol=1e-4, atol=1e-5)
         agrees(site)
+
+
+def test_a_ring_of_keys():
+    from regard.masks import Window
+    from regard.nn import RingCache, SelfAttention
+
+    torch.manual_seed(0)
+    module = SelfAttention(8, 2, mask=Window(2, 0)).eval()
+    x, cache = torch.randn(1, 9, 8), RingCache(2)
+    with torch.no_grad(), watch(module, EVERYTHING) as whole:
+        module(x)
+    with torch.no_grad(), watch(module, ALL) as record:
+        for part in x.split([3, 1, 2, 1, 1, 1], 1):
+            module(part, cache=cache)
+    (site,) = record.sites
+    assert site.steps == (3, 1, 2, 1, 1, 1)
+    torch.testing.assert_close(site.weights, whole.sites[0].weights, rtol=1e-4, atol=1e-5)
+    agrees(site)
+
+
+def test_after_tokens_were_taken_back_another_site_begins():
+    model, ids = llama(), torch.randint(3, 40, (1, 9))
+    cache = hf.DynamicCache(config=model.config)
+    with torch.no_grad(), watch(model, ALL) as record:
+        model(ids[:, :7], cache=cache, use_cache=True)
+        cache.crop(-2)
+        model(ids[:, 5:6], cache=cache, use_cache=True)
+        model(ids[:, 6:], cache=cache, use_cache=True)
+    found = [(site.call, site.offset, site.lengths, site.steps) for site in record.sites if site.layer == 0]
+    assert found == [(0, 0, (7, 7), ()), (1, 5, (1, 6), ()), (2, 6, (3, 9), ())]

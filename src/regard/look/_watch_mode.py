@@ -24,7 +24,7 @@ from regard.look._watch_room import Room
 from regard.look._watch_seen import BoundMask, NotSeen, Seen, of_multihead, of_own, of_sdpa
 from regard.look._watch_statistics import kept, row_blocks
 from regard.look._watch_steps import Run
-from regard.look._watch_where import masked_words, where
+from regard.look._watch_where import masked_words, where, window
 from regard.masks import Causal, Dense
 from regard.normalizers import Softmax
 from regard.scores import Dot
@@ -114,7 +114,11 @@ class Watcher(TorchFunctionMode):
         if seen.implementation == "sdpa":
             regroup(seen, place.module, 0 if run is None else run.site.sizes.H)
         site = self._site(seen, place, run, ordinal)
-        shift = None if run is None else run.shift_of(site, forward, self._going_on == forward)
+        shift = (
+            None
+            if run is None
+            else run.shift_of(site, forward, self._going_on == forward, window(seen, place))
+        )
         wants = self._keep.wants(site.layer)
         with _plan.without_autocast(self._device(seen)):
             first = None if run is None or shift is None or run.first is None else run.first - shift

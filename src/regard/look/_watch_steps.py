@@ -43,7 +43,7 @@ class Run:
     forward: int = 0
     pool: Pool | None = None
 
-    def shift_of(self, site: Site, forward: int, continuing: bool) -> int | None:
+    def shift_of(self, site: Site, forward: int, continuing: bool, window: int | None) -> int | None:
         """How far the keys of a further call are from this run's first key; None if it does not go on from here."""
         first, (Tq, Tk) = self.site, site.lengths
         if (first.kind, first.sizes.B, first.sizes.H) != (site.kind, site.sizes.B, site.sizes.H):
@@ -56,12 +56,9 @@ class Run:
         if site.offset == self.rows and Tk >= self.rows + Tq:
             return 0
         shift = self.rows + Tq - Tk
-        # A cache that lets old keys go: the keys are the last ones.
-        return (
-            shift
-            if 0 < Tq < Tk and site.offset == Tk - Tq and last.shift <= shift and Tk >= last.Tk - 1
-            else None
-        )
+        # A cache that lets old keys go: the keys are the last ones, as many as its window holds.
+        held = window is not None and Tk in (window, window - 1 + Tq) and shift >= last.shift
+        return shift if held and site.offset == Tk - Tq else None
 
     def add(
         self, site: Site, fields: dict[str, Any], shift: int, forward: int, before: Tensor | None

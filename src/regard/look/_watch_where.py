@@ -40,6 +40,20 @@ def where(seen: Seen, place: Place, lengths: tuple[int, int], rows_before: int) 
     return "cross", None
 
 
+def window(seen: Seen, place: Place) -> int | None:
+    """How many keys a sliding window holds, by the module's own word or by its mask; None without one."""
+    mask = seen.mask.inner if isinstance(seen.mask, BoundMask) else seen.mask
+    own = getattr(place.module, "mask", None)
+    for part in [*masks.walk(mask), *masks.walk(own if isinstance(own, Mask) else None)]:
+        if isinstance(part, Window) and part.left is not None:
+            return part.left + 1
+    for owner in (place.module, getattr(place.module, "config", None)):
+        size = getattr(owner, "sliding_window", None)
+        if isinstance(size, int) and size > 0:
+            return size
+    return None
+
+
 def _causal(place: Place) -> bool:
     return bool(getattr(place.module, "is_causal", False))
 
