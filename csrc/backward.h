@@ -46,8 +46,6 @@ struct Target {
     int64_t split;
 };
 
-// ---------------------------------------------------------------------------- rows
-
 // Whether one tile holds all the keys of a block.
 inline bool in_one_tile(const Block &block) {
     return block.seen.count == 1 && block.seen.ranges[0][1] - block.seen.ranges[0][0] <= BACK_KEYS;
@@ -81,17 +79,15 @@ inline void open_rows(const Block &block, const BackwardRoom &room) {
     }
 }
 
-// ---------------------------------------------------------------------------- stage two, back
-
 inline void weigh_again(const Block &block, int g, int64_t keys, const BackwardRoom &room, float *tile, int64_t ld) {
     if (block.a.normalize != SOFTMAX) return weigh_each(block, tile, keys, ld);
     F peak[VECTORS], inverse[VECTORS];
-    for (int n = 0; n < VECTORS; ++n) {
+    EACH(n, VECTORS) {
         peak[n] = load(room.peak + g * GROUP + n * LANES);
         inverse[n] = load(room.inverse + g * GROUP + n * LANES);
     }
     for (int64_t k = 0; k < keys; ++k)
-        for (int n = 0; n < VECTORS; ++n) {
+        EACH(n, VECTORS) {
             float *at = tile + k * ld + n * LANES;
             store(at, exp(load(at) - peak[n]) * inverse[n]);
         }
@@ -103,9 +99,9 @@ void slope_tile(const Block &block, int g, Span span, const BackwardRoom &room, 
                 int64_t ld, float factor) {
     const Arguments &a = block.a;
     F delta[VECTORS], sums[VECTORS] = {};
-    for (int n = 0; n < VECTORS; ++n) delta[n] = load(room.delta + g * GROUP + n * LANES);
+    EACH(n, VECTORS) delta[n] = load(room.delta + g * GROUP + n * LANES);
     if (NORMALIZE == SOFTMAX && in_one_tile(block))
-        for (int n = 0; n < VECTORS; ++n) {
+        EACH(n, VECTORS) {
             F total = {};
             for (int64_t k = 0; k < span.last - span.first; ++k) {
                 const F weight = load(weights + k * ld + n * LANES), slope = load(slopes + k * ld + n * LANES);
@@ -114,7 +110,7 @@ void slope_tile(const Block &block, int g, Span span, const BackwardRoom &room, 
             delta[n] += total;
         }
     for (int64_t k = 0; k < span.last - span.first; ++k)
-        for (int n = 0; n < VECTORS; ++n) {
+        EACH(n, VECTORS) {
             float *at = slopes + k * ld + n * LANES, *weight_at = weights + k * ld + n * LANES;
             const F weight = load(weight_at);
             F slope = load(at);
@@ -130,13 +126,11 @@ void slope_tile(const Block &block, int g, Span span, const BackwardRoom &room, 
             store(at, slope * factor);
         }
     if (NORMALIZE == SIGMOID)
-        for (int n = 0; n < VECTORS; ++n) {
+        EACH(n, VECTORS) {
             float *at = room.row_sums + g * GROUP + n * LANES;
             store(at, load(at) + sums[n]);
         }
 }
-
-// ---------------------------------------------------------------------------- biases
 
 inline void add_bias_gradient(const Block &block, int g, Span span, const float *slopes, int64_t ld, float *dbias) {
     const Pairs<float> &x = block.a.dbias;
@@ -150,13 +144,11 @@ inline void add_bias_gradient(const Block &block, int g, Span span, const float 
     }
     int64_t k = 0;
     for (; x.k == 1 && k + LANES <= keys; k += LANES)
-        for (int n = 0; n < VECTORS; ++n) {
+        EACH(n, VECTORS) {
             F y[LANES];
-            REGARD_UNROLL
-            for (int m = 0; m < LANES; ++m) y[m] = load(slopes + (k + m) * ld + n * LANES);
+            EACH(m, LANES) y[m] = load(slopes + (k + m) * ld + n * LANES);
             transpose(y);
-            REGARD_UNROLL
-            for (int lane = 0; lane < LANES; ++lane) {
+            EACH(lane, LANES) {
                 float *at = to + (top + n * LANES + lane) * x.q + k;
                 store(at, load(at) + y[lane]);
             }
@@ -167,13 +159,11 @@ inline void add_bias_gradient(const Block &block, int g, Span span, const float 
 
 inline void add_diagonal_gradient(const Block &block, int g, Span span, const float *slopes, int64_t ld, float *ddiagonal) {
     for (int64_t k = span.first; k < span.last; ++k, slopes += ld)
-        for (int n = 0; n < VECTORS; ++n) {
+        EACH(n, VECTORS) {
             float *at = ddiagonal + k - (block.first + g * GROUP + n * LANES) - (LANES - 1);
             store(at, load(at) + reversed(load(slopes + n * LANES)));
         }
 }
-
-// ---------------------------------------------------------------------------- stage one, back
 
 // Additive: with r = 1 / (e^(2 (q + k)) + 1), tanh is 1 - 2 r and its slope 4 r (1 - r). Sums over keys go to dquery
 // (times 4 w in the end), sums over lanes to dkey, slope times r to falling_sums.
@@ -186,7 +176,7 @@ void additive_slopes(const Block &block, int g, const Keys &keys, int64_t from, 
     float *dquery = room.dquery + g * D * GROUP;
     for (int64_t k = 0; k < count; ++k, slopes += ld) {
         F slope[VECTORS];
-        for (int n = 0; n < VECTORS; ++n) {
+        EACH(n, VECTORS) {
             slope[n] = load(slopes + n * LANES);
             float *at = room.falling_sums + D * GROUP + n * LANES;
             store(at, load(at) + slope[n]);
@@ -194,8 +184,7 @@ void additive_slopes(const Block &block, int g, const Keys &keys, int64_t from, 
         const float *key = keys.rows.row(from + k), *key_lifted = keys.lifted + (from + k) * D;
         const auto column = [&](int64_t d) {
             F across = {};
-            REGARD_UNROLL
-            for (int n = 0; n < VECTORS; ++n) {
+            EACH(n, VECTORS) {
                 const int64_t at = d * GROUP + n * LANES;
                 const F x = rising<FARAWAY>(query + at, lifted + at, key[d], key_lifted[d]), r = falling<FARAWAY>(x);
                 const F change = (x * r) * r * slope[n];  // x r^2 is r (1 - r), and keeps its digits at both ends
@@ -208,11 +197,9 @@ void additive_slopes(const Block &block, int g, const Keys &keys, int64_t from, 
         int64_t d = 0;
         for (; d + LANES <= D; d += LANES) {
             F changes[LANES], total = {};
-            REGARD_UNROLL
-            for (int m = 0; m < LANES; ++m) changes[m] = column(d + m);
+            EACH(m, LANES) changes[m] = column(d + m);
             transpose(changes);
-            REGARD_UNROLL
-            for (int m = 0; m < LANES; ++m) total += changes[m];
+            EACH(m, LANES) total += changes[m];
             store(dkey + k * stride + d, load(dkey + k * stride + d) + total * load(w + d) * 4.0f);
         }
         for (; d < D; ++d) dkey[k * stride + d] += sum(column(d)) * w[d] * 4.0f;
@@ -221,7 +208,7 @@ void additive_slopes(const Block &block, int g, const Keys &keys, int64_t from, 
 
 inline void multiply(float *tile, const float *by, int64_t keys, int64_t ld, float factor) {
     for (int64_t k = 0; k < keys; ++k)
-        for (int n = 0; n < VECTORS; ++n) {
+        EACH(n, VECTORS) {
             const int64_t at = k * ld + n * LANES;
             store(tile + at, load(tile + at) * (by ? load(by + at) * factor : all(factor)));
         }
@@ -230,8 +217,6 @@ inline void multiply(float *tile, const float *by, int64_t keys, int64_t ld, flo
 inline void blank(float *tile, int64_t from, int64_t to, int64_t ld) {
     for (int64_t k = from; k < to; ++k) std::memset(tile + k * ld, 0, GROUP * sizeof(float));
 }
-
-// ---------------------------------------------------------------------------- a tile of keys for a block of queries
 
 // One group's weights and slopes in the tiles, its share of dquery and biases; false where it sees nothing here.
 template <int SCORE>
@@ -297,8 +282,6 @@ void backward_keys(const Block &block, int64_t first, int64_t stop, const Backwa
     if (SCORE == DOT) add_products(room.slopes, stop - first, from, to, room.query_rows, D, target.dkey + first * D);
 }
 
-// ---------------------------------------------------------------------------- a block, a key head, a call
-
 inline void close_additive(const Block &block, const BackwardRoom &room, float *dweight) {
     const Arguments &a = block.a;
     const float *w = a.weight.at(block.b, block.h);
@@ -309,7 +292,7 @@ inline void close_additive(const Block &block, const BackwardRoom &room, float *
         }
     const auto total = [&](int64_t d) {
         F sums = {};
-        for (int n = 0; n < VECTORS; ++n) sums += load(room.falling_sums + d * GROUP + n * LANES);
+        EACH(n, VECTORS) sums += load(room.falling_sums + d * GROUP + n * LANES);
         return sum(sums);
     };
     const float slopes = total(a.D);

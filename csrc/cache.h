@@ -20,8 +20,6 @@ constexpr int64_t up(int64_t n, int64_t step) { return (n + step - 1) / step; }
 // The last steps end with the row: what they read again counts once, by zeros in the query.
 inline int64_t column_of(int64_t step, int64_t width) { return least(step * LANES, width - LANES); }
 
-// ---------------------------------------------------------------------------- rows of a cache
-
 // Rows of a batch, one behind the other; beyond the last there is the last again.
 struct Cached {
     const char *data;
@@ -70,8 +68,6 @@ REGARD_INLINE F read(const char *from) {
 #endif
 }
 
-// ---------------------------------------------------------------------------- sums of vectors
-
 typedef float Four __attribute__((vector_size(16), aligned(4), may_alias));
 
 template <class V>
@@ -100,8 +96,6 @@ REGARD_INLINE Four sums_of(const F *x) {
     return narrowed(paired(halved(x[0], x[1], order), halved(x[2], x[3], order), order));
 }
 
-// ---------------------------------------------------------------------------- the two products
-
 // tile[key][place] = query . key for `count` keys, a whole number of KEYS; meanwhile `next` is fetched.
 template <int KIND, int ROWS>
 __attribute__((noinline)) void score_keys(const Cached &keys, int64_t count, int64_t width, const float *query,
@@ -113,19 +107,15 @@ __attribute__((noinline)) void score_keys(const Cached &keys, int64_t count, int
     for (int64_t first = 0; first < count; first += KEYS) {
         const char *row[KEYS];
         F x[KEYS * WIDE] = {};
-        REGARD_UNROLL
-        for (int k = 0; k < KEYS; ++k) row[k] = keys.row(first + k);
+        EACH(k, KEYS) row[k] = keys.row(first + k);
         for (int64_t n = 0; n < steps; ++n) {
             next.fetch<LINES>(fetched++);
             const int64_t at = column_of(n, width) * bytes_of(KIND);
             F key[KEYS];
-            REGARD_UNROLL
-            for (int k = 0; k < KEYS; ++k) key[k] = read<KIND>(row[k] + at);
-            REGARD_UNROLL
-            for (int m = 0; m < ROWS; ++m) {
+            EACH(k, KEYS) key[k] = read<KIND>(row[k] + at);
+            EACH(m, ROWS) {
                 const F q = load(query + m * apart + n * LANES);
-                REGARD_UNROLL
-                for (int k = 0; k < KEYS; ++k) x[k * WIDE + m] += q * key[k];
+                EACH(k, KEYS) x[k * WIDE + m] += q * key[k];
             }
         }
         REGARD_UNROLL
@@ -145,30 +135,21 @@ __attribute__((noinline)) void mix_values(const Cached &values, int64_t count, i
         int64_t at[COLUMNS];
         F x[COLUMNS][ROWS];
         float *to = out + strip * COLUMNS * LANES;
-        REGARD_UNROLL
-        for (int c = 0; c < COLUMNS; ++c) {
+        EACH(c, COLUMNS) {
             at[c] = column_of(strip * COLUMNS + c, width) * bytes_of(KIND);
-            REGARD_UNROLL
-            for (int m = 0; m < ROWS; ++m) x[c][m] = load(to + m * apart + c * LANES);
+            EACH(m, ROWS) x[c][m] = load(to + m * apart + c * LANES);
         }
         const char *row = values.data;
         for (int64_t k = 0; k < count; ++k, row += values.stride) {
             next.fetch<LINES>(fetched++);
             F value[COLUMNS];
-            REGARD_UNROLL
-            for (int c = 0; c < COLUMNS; ++c) value[c] = read<KIND>(row + at[c]);
-            REGARD_UNROLL
-            for (int m = 0; m < ROWS; ++m) {
+            EACH(c, COLUMNS) value[c] = read<KIND>(row + at[c]);
+            EACH(m, ROWS) {
                 const F weight = all(weights[k * WIDE + m]);
-                REGARD_UNROLL
-                for (int c = 0; c < COLUMNS; ++c) x[c][m] += weight * value[c];
+                EACH(c, COLUMNS) x[c][m] += weight * value[c];
             }
         }
-        REGARD_UNROLL
-        for (int c = 0; c < COLUMNS; ++c) {
-            REGARD_UNROLL
-            for (int m = 0; m < ROWS; ++m) store(to + m * apart + c * LANES, x[c][m]);
-        }
+        EACH(c, COLUMNS) EACH(m, ROWS) store(to + m * apart + c * LANES, x[c][m]);
     }
 }
 

@@ -15,8 +15,6 @@ constexpr int64_t FETCHES = 512;             // of a batch at most
 constexpr int64_t WORTH_A_TEAM = 200000;     // multiply-adds, below which threads cost more than they bring
 constexpr float NEAR = 7.0f;                 // weights may reach e^7
 
-// ---------------------------------------------------------------------------- the rows of a key head
-
 // What all key heads of a call share. The rows of one (row n is query n % Tq of its query head n / Tq) go by quads of
 // `tall` rows; the last quad ends with copies of the last row.
 struct Layout {
@@ -127,8 +125,6 @@ struct Team {
         }
     }
 };
-
-// ---------------------------------------------------------------------------- the three stages
 
 // Soft-cap, bias and mask of rows from m on, on keys [first, last) of a tile of `numbers` scores.
 template <int ROWS>
@@ -268,8 +264,6 @@ inline bool close_rows(const Team &team, const Totals &totals) {
     }
     return odd == 0.0f;
 }
-
-// ---------------------------------------------------------------------------- the work and who does it
 
 // Whether a call is for `decode` rather than for `forward`.
 inline bool decodes(const Arguments &a) {

@@ -11,16 +11,14 @@ struct Sums {
     float *output, *peak, *total, *moment;
 };
 
-// ---------------------------------------------------------------------------- stage two
-
 // e^(score - running maximum); what was summed before is scaled to the new maximum.
 template <bool MOMENT>
 void weigh_softmax(float *tile, int64_t keys, const Sums &sums, int64_t Dv) {
     F top[VECTORS], peak[VECTORS], total[VECTORS], part[VECTORS] = {}, moment[VECTORS] = {};
-    for (int n = 0; n < VECTORS; ++n) top[n] = load(sums.peak + n * LANES);
+    EACH(n, VECTORS) top[n] = load(sums.peak + n * LANES);
     for (int64_t k = 0; k < keys; ++k)
-        for (int n = 0; n < VECTORS; ++n) top[n] = larger(load(tile + k * GROUP + n * LANES), top[n]);
-    for (int n = 0; n < VECTORS; ++n) {
+        EACH(n, VECTORS) top[n] = larger(load(tile + k * GROUP + n * LANES), top[n]);
+    EACH(n, VECTORS) {
         const F before = load(sums.peak + n * LANES);
         peak[n] = pick(top[n] == all(-INF), F{}, top[n]);
         total[n] = load(sums.total + n * LANES);
@@ -36,14 +34,14 @@ void weigh_softmax(float *tile, int64_t keys, const Sums &sums, int64_t Dv) {
         store(sums.peak + n * LANES, top[n]);
     }
     for (int64_t k = 0; k < keys; ++k)
-        for (int n = 0; n < VECTORS; ++n) {
+        EACH(n, VECTORS) {
             float *at = tile + k * GROUP + n * LANES;
             const F below = load(at) - peak[n], weight = exp(below);
             store(at, weight);
             part[n] += weight;
             if constexpr (MOMENT) moment[n] += weight * larger(all(-127.0f), below);
         }
-    for (int n = 0; n < VECTORS; ++n) {
+    EACH(n, VECTORS) {
         store(sums.total + n * LANES, total[n] + part[n]);
         if constexpr (MOMENT) store(sums.moment + n * LANES, moment[n]);
     }
@@ -58,7 +56,7 @@ inline void weigh_each(const Block &block, float *tile, int64_t keys, int64_t ld
     const Arguments &a = block.a;
     const float shift = a.normalize == SIGMOID ? *a.shift.at(block.b, block.h) : 0.0f;
     for (int64_t k = 0; k < keys; ++k)
-        for (int n = 0; n < VECTORS; ++n) {
+        EACH(n, VECTORS) {
             float *at = tile + k * ld + n * LANES;
             const F score = load(at);
             store(at, a.normalize == SIGMOID ? sigmoid(score, shift) : larger(F{}, score));
@@ -68,11 +66,9 @@ inline void weigh_each(const Block &block, float *tile, int64_t keys, int64_t ld
 // What dropout leaves of a tile; `to` may be the tile itself.
 inline void drop(const Block &block, int g, Span span, const float *tile, float *to) {
     for (int64_t k = span.first; k < span.last; ++k, tile += GROUP, to += GROUP)
-        for (int n = 0; n < VECTORS; ++n)
+        EACH(n, VECTORS)
             store(to + n * LANES, load(tile + n * LANES) * kept(block.a, block.seeds + g * GROUP + n * LANES, k));
 }
-
-// ---------------------------------------------------------------------------- a block, tile by tile
 
 struct ForwardRoom {
     float *query, *lifted, *output, *peak, *total, *tile, *keys, *values, *keys_lifted, *pack;

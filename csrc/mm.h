@@ -13,20 +13,15 @@ template <int ROWS, bool COLUMN, bool ADD>
 REGARD_INLINE void product_tile(const float *A, int64_t stride, const float *B, int64_t ldb, float *C, int64_t ldc,
                                 int64_t depth) {
     F sums[ROWS][VECTORS];
-    REGARD_UNROLL
-    for (int r = 0; r < ROWS; ++r) {
-        REGARD_UNROLL
-        for (int n = 0; n < VECTORS; ++n) sums[r][n] = F{};
+    EACH(r, ROWS) {
+        EACH(n, VECTORS) sums[r][n] = F{};
     }
     const auto step = [&] {
         F b[VECTORS];
-        REGARD_UNROLL
-        for (int n = 0; n < VECTORS; ++n) b[n] = load(B + n * LANES);
-        REGARD_UNROLL
-        for (int r = 0; r < ROWS; ++r) {
+        EACH(n, VECTORS) b[n] = load(B + n * LANES);
+        EACH(r, ROWS) {
             const F a = all(COLUMN ? A[r * stride] : A[r]);
-            REGARD_UNROLL
-            for (int n = 0; n < VECTORS; ++n) sums[r][n] += a * b[n];
+            EACH(n, VECTORS) sums[r][n] += a * b[n];
         }
         A += COLUMN ? 1 : stride;
         B += ldb;
@@ -34,8 +29,7 @@ REGARD_INLINE void product_tile(const float *A, int64_t stride, const float *B, 
     if constexpr (COLUMN) {
         int64_t k = 0;
         for (; k + 16 <= depth; k += 16) {
-            REGARD_UNROLL
-            for (int r = 0; r < ROWS; ++r) __builtin_prefetch(A + (r + ROWS) * stride);  // the next tile's
+            EACH(r, ROWS) __builtin_prefetch(A + (r + ROWS) * stride);  // the next tile's
             for (int n = 0; n < 16; ++n) step();
         }
         for (; k < depth; ++k) step();
@@ -45,10 +39,8 @@ REGARD_INLINE void product_tile(const float *A, int64_t stride, const float *B, 
             step();
         }
     }
-    REGARD_UNROLL
-    for (int r = 0; r < ROWS; ++r) {
-        REGARD_UNROLL
-        for (int n = 0; n < VECTORS; ++n) {
+    EACH(r, ROWS) {
+        EACH(n, VECTORS) {
             float *at = C + r * ldc + n * LANES;
             store(at, ADD ? load(at) + sums[r][n] : sums[r][n]);  // sums of sums: long ones stay accurate
         }

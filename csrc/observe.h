@@ -108,7 +108,7 @@ class Watch {
         const int64_t keys = w.topk ? span.last - span.first : 0;
         float *list = best + g * w.topk * GROUP, *to = chunks(tiles - 1, g);
         for (int64_t from = 0; from < keys; from += 4 * CHUNK)
-            for (int n = 0; n < VECTORS; ++n) {
+            EACH(n, VECTORS) {
                 F high = all(-INF);
                 for (int64_t k = from, c = from / CHUNK; k < least(from + 4 * CHUNK, keys); k += CHUNK, ++c) {
                     F most = all(-INF);
@@ -196,21 +196,21 @@ class Watch {
         float *list = top + g * w.topk * GROUP, *last = list + (w.topk - 1) * GROUP;
         int32_t *keys = top_keys + g * w.topk * GROUP;
         F weight[VECTORS], bound[VECTORS], least[VECTORS], raw[VECTORS];  // raw: about least, before the factor
-        for (int n = 0; n < VECTORS; ++n) {
+        EACH(n, VECTORS) {
             bound[n] = load(bounds(g) + n * LANES);
             least[n] = load(low + g * GROUP + n * LANES);
             raw[n] = pick(factors[n] > F{}, least[n] / factors[n] * (1 - 1e-6f), all(INF));
         }
         for (int64_t from = own.first; from < own.last; from += CHUNK, chunk += GROUP) {
             I some = {};
-            for (int n = 0; n < VECTORS; ++n) some |= load(chunk + n * LANES) >= bound[n];
+            EACH(n, VECTORS) some |= load(chunk + n * LANES) >= bound[n];
             const float *at = own.weights + (from - own.first) * GROUP;
             for (int64_t k = from; any(some) && k < from + CHUNK && k < own.last; ++k, at += GROUP) {
                 I wins = {};
-                for (int n = 0; n < VECTORS; ++n) wins |= load(at + n * LANES) > raw[n];
+                EACH(n, VECTORS) wins |= load(at + n * LANES) > raw[n];
                 if (!any(wins)) continue;
                 wins = I{};
-                for (int n = 0; n < VECTORS; ++n)
+                EACH(n, VECTORS)
                     weight[n] = load(at + n * LANES) * factors[n], wins |= weight[n] > least[n];
                 for (int n = 0; any(wins) && n < VECTORS; ++n) {
                     insert<true>(list + n * LANES, keys + n * LANES, w.topk, weight[n], int32_t(k));
@@ -218,7 +218,7 @@ class Watch {
                 }
             }
         }
-        for (int n = 0; n < VECTORS; ++n) store(low + g * GROUP + n * LANES, least[n]);
+        EACH(n, VECTORS) store(low + g * GROUP + n * LANES, least[n]);
     }
 
     void sweep(const Block &block, int64_t tile) {
@@ -231,7 +231,7 @@ class Watch {
             const Mark own = mark(tile, g);
             if (own.first >= own.last) continue;
             F factors[VECTORS];
-            for (int n = 0; n < VECTORS; ++n)
+            EACH(n, VECTORS)
                 factors[n] = factor(g * GROUP + n * LANES, load(peaks(tile, g) + n * LANES));
             const int64_t across = w.maps ? w.across : a.Tk;
             float *to = cells + (own.first / across - (w.maps ? first_cell : 0)) * BLOCK + g * GROUP;
@@ -256,8 +256,7 @@ class Watch {
         F total[VECTORS] = {}, high[VECTORS] = {};
         for (int64_t k = 0; k < keys; ++k, weights += GROUP) {
             F some = RECEIVED ? load(sums + k * LANES) : F{};
-            REGARD_UNROLL
-            for (int n = 0; n < VECTORS; ++n) {
+            EACH(n, VECTORS) {
                 const F weight = load(weights + n * LANES);
                 if constexpr (RECEIVED) some += weight * factor[n];
                 if constexpr (POOLED) total[n] += weight, high[n] = larger(weight, high[n]);
@@ -275,11 +274,9 @@ class Watch {
         float *to = w.received + (part * heads + head) * w.keys + tile.first;
         for (int64_t k = 0; k < tile.last - tile.first; k += LANES) {
             F x[LANES], total = {};
-            REGARD_UNROLL
-            for (int n = 0; n < LANES; ++n) x[n] = load(received + (k + n) * LANES);
+            EACH(n, LANES) x[n] = load(received + (k + n) * LANES);
             transpose(x);
-            REGARD_UNROLL
-            for (int n = 0; n < LANES; ++n) total += x[n];
+            EACH(n, LANES) total += x[n];
             store(to + k, load(to + k) + total);
             bad += total * 0.0f;
         }
@@ -300,8 +297,7 @@ class Watch {
         for (int64_t from = 0; from < rows; from += LANES)
             for (int64_t c = 0; c < count; c += LANES) {
                 F sums[LANES], mosts[LANES], total = {}, most = {};
-                REGARD_UNROLL
-                for (int n = 0; n < LANES; ++n) {
+                EACH(n, LANES) {
                     sums[n] = load(cells + (c + n) * BLOCK + from);
                     mosts[n] = load(cells + (CELLS + c + n) * BLOCK + from);
                 }

@@ -44,8 +44,6 @@ inline Arena &arena() {
 
 inline int64_t padded_width(int64_t width) { return (width + GROUP - 1) / GROUP * GROUP; }
 
-// ---------------------------------------------------------------------------- dtypes
-
 inline float from_half(uint16_t x) {
 #if defined(__F16C__)
     return _cvtsh_ss(x);
@@ -101,8 +99,6 @@ inline void narrow(const float *from, int64_t count, void *to, int64_t kind, int
         for (int64_t n = 0; n < count; ++n) x[n] = to_half(from[n]);
 }
 
-// ---------------------------------------------------------------------------- rows
-
 struct Floats {
     const float *data;
     int64_t stride;
@@ -132,17 +128,15 @@ inline bool rows_to_lanes(Floats in, int64_t rows, int64_t width, float factor, 
     F odd = {};
     const int groups = int((rows + GROUP - 1) / GROUP);
     for (int g = 0; g < groups; ++g)
-        for (int n = 0; n < VECTORS; ++n) {
+        EACH(n, VECTORS) {
             float *lanes = out + g * width * GROUP + n * LANES;
             const int64_t top = g * GROUP + n * LANES, there = most(0, least(LANES, rows - top));
             int64_t c = 0;
             for (; c + LANES <= width; c += LANES) {
                 F x[LANES];
-                REGARD_UNROLL
-                for (int lane = 0; lane < LANES; ++lane) x[lane] = lane < there ? load(in.row(top + lane) + c) : F{};
+                EACH(lane, LANES) x[lane] = lane < there ? load(in.row(top + lane) + c) : F{};
                 transpose(x);
-                REGARD_UNROLL
-                for (int lane = 0; lane < LANES; ++lane) {
+                EACH(lane, LANES) {
                     odd += x[lane] * 0.0f;
                     store(lanes + (c + lane) * GROUP, x[lane] * factor);
                 }
@@ -161,7 +155,7 @@ inline bool rows_to_lanes(Floats in, int64_t rows, int64_t width, float factor, 
 inline bool lanes_to_rows(const float *in, const float *factors, int64_t rows, int64_t width, void *out, int64_t kind,
                           int64_t at, int64_t stride, float *room) {
     F odd = {};
-    for (int n = 0; n < VECTORS; ++n) {
+    EACH(n, VECTORS) {
         const int64_t there = most(0, least(LANES, rows - n * LANES));
         if (!there) break;
         const F factor = load(factors + n * LANES);
@@ -170,14 +164,12 @@ inline bool lanes_to_rows(const float *in, const float *factors, int64_t rows, i
         int64_t c = 0;
         for (; c + LANES <= width; c += LANES) {
             F x[LANES];
-            REGARD_UNROLL
-            for (int lane = 0; lane < LANES; ++lane) {
+            EACH(lane, LANES) {
                 x[lane] = load(in + (c + lane) * GROUP + n * LANES) * factor;
                 odd += x[lane] * 0.0f;
             }
             transpose(x);
-            REGARD_UNROLL
-            for (int lane = 0; lane < LANES; ++lane)
+            EACH(lane, LANES)
                 if (lane < there) store(direct + lane * apart + c, x[lane]);
         }
         for (; c < width; ++c)

@@ -94,14 +94,14 @@ struct Seen {
 REGARD_INLINE void close_by_runs(const Seen &seen, int g, Span span, float *tile, int64_t ld) {
     I low[2][VECTORS], high[2][VECTORS];
     for (int r = 0; r < 2; ++r)
-        for (int n = 0; n < VECTORS; ++n) {
+        EACH(n, VECTORS) {
             const int from = r < seen.runs ? r : 0;
             std::memcpy(&low[r][n], seen.low[from] + g * GROUP + n * LANES, sizeof(I));
             std::memcpy(&high[r][n], seen.high[from] + g * GROUP + n * LANES, sizeof(I));
         }
     for (int64_t k = span.first; k < span.last; ++k, tile += ld) {
         const I key = all(int32_t(k));
-        for (int n = 0; n < VECTORS; ++n) {
+        EACH(n, VECTORS) {
             const I one = (key >= low[0][n]) & (key < high[0][n]), two = (key >= low[1][n]) & (key < high[1][n]);
             store(tile + n * LANES, pick(one | two, load(tile + n * LANES), all(-INF)));
         }
@@ -137,16 +137,14 @@ inline int dense_bits(const Arguments &a, int64_t b, int64_t h, int64_t first, i
 
 REGARD_INLINE void close_by_bits(const uint32_t *bits, int64_t keys, float *tile, int64_t ld) {
     U own[VECTORS];
-    for (int n = 0; n < VECTORS; ++n)
+    EACH(n, VECTORS)
         for (int lane = 0; lane < LANES; ++lane) own[n][lane] = uint32_t(1) << (n * LANES + lane);
     for (int64_t k = 0; k < keys; ++k, tile += ld)
-        for (int n = 0; n < VECTORS; ++n) {
+        EACH(n, VECTORS) {
             const I open = (all(bits[k]) & own[n]) != 0;
             store(tile + n * LANES, pick(open, load(tile + n * LANES), all(-INF)));
         }
 }
-
-// ---------------------------------------------------------------------------- dropout
 
 REGARD_INLINE U mix(U x) {
     x = (x ^ (x >> 16)) * 0x7FEB352Du;

@@ -84,8 +84,6 @@ Keys open_keys(const Block &block, int64_t first, int64_t count, float *room, fl
     return lift_keys<SCORE>(block, rows_of(a.key, a.kind, block.b, block.hkv, first, count, a.D, room), count, lifted);
 }
 
-// ---------------------------------------------------------------------------- the two cores
-
 // x = e^(2 (q + k)) for one column of a query group and one key, and r = 1 / (x + 1): tanh(q + k) is 1 - 2 r.
 template <bool FARAWAY>
 REGARD_INLINE F rising(const float *query, const float *lifted, float key, float key_lifted) {
@@ -107,25 +105,17 @@ REGARD_INLINE void additive_tile(const Block &block, int g, const Keys &keys, in
     F sums[ROWS][VECTORS] = {}, before[ROWS][VECTORS] = {};
     for (int64_t d = 0; d < a.D; ++d) {
         if (d % 16 == 0) {  // sums of sums: long ones stay accurate
-            REGARD_UNROLL
-            for (int r = 0; r < ROWS; ++r) {
-                REGARD_UNROLL
-                for (int n = 0; n < VECTORS; ++n) before[r][n] += sums[r][n], sums[r][n] = F{};
+            EACH(r, ROWS) {
+                EACH(n, VECTORS) before[r][n] += sums[r][n], sums[r][n] = F{};
             }
         }
-        REGARD_UNROLL
-        for (int r = 0; r < ROWS; ++r) {
-            REGARD_UNROLL
-            for (int n = 0; n < VECTORS; ++n)
+        EACH(r, ROWS) {
+            EACH(n, VECTORS)
                 sums[r][n] += w[d] * falling<FARAWAY>(rising<FARAWAY>(query + d * GROUP + n * LANES, lifted + d * GROUP + n * LANES,
                                                                        keys.rows.row(at + r)[d], keys.lifted[(at + r) * a.D + d]));
         }
     }
-    REGARD_UNROLL
-    for (int r = 0; r < ROWS; ++r) {
-        REGARD_UNROLL
-        for (int n = 0; n < VECTORS; ++n) store(tile + r * ld + n * LANES, total - 2.0f * (before[r][n] + sums[r][n]));
-    }
+    EACH(r, ROWS) EACH(n, VECTORS) store(tile + r * ld + n * LANES, total - 2.0f * (before[r][n] + sums[r][n]));
 }
 
 template <bool FARAWAY>
@@ -151,8 +141,6 @@ void score_tile(const Block &block, int g, const Keys &keys, int64_t from, int64
         additive_tiles<false>(block, g, keys, from, to, tile, ld);
 }
 
-// ---------------------------------------------------------------------------- what follows the score
-
 // Adds a tile of a tensor of pairs: to[key][lane] += from(row, key).
 inline void add_pairs(const Block &block, int g, Span span, float *tile, int64_t ld) {
     const Arguments &a = block.a;
@@ -161,7 +149,7 @@ inline void add_pairs(const Block &block, int g, Span span, float *tile, int64_t
     const int64_t keys = span.last - span.first, top = block.first + g * GROUP, last = block.first + block.rows - 1;
     if (x.q == 0) {
         for (int64_t k = 0; k < keys; ++k, tile += ld)
-            for (int n = 0; n < VECTORS; ++n)
+            EACH(n, VECTORS)
                 store(tile + n * LANES, load(tile + n * LANES) + from[k * x.k]);
         return;
     }
@@ -169,13 +157,11 @@ inline void add_pairs(const Block &block, int g, Span span, float *tile, int64_t
     for (int lane = 0; lane < GROUP; ++lane) rows[lane] = from + least(top + lane, last) * x.q;
     int64_t k = 0;
     for (; x.k == 1 && k + LANES <= keys; k += LANES)
-        for (int n = 0; n < VECTORS; ++n) {
+        EACH(n, VECTORS) {
             F y[LANES];
-            REGARD_UNROLL
-            for (int lane = 0; lane < LANES; ++lane) y[lane] = load(rows[n * LANES + lane] + k);
+            EACH(lane, LANES) y[lane] = load(rows[n * LANES + lane] + k);
             transpose(y);
-            REGARD_UNROLL
-            for (int m = 0; m < LANES; ++m) {
+            EACH(m, LANES) {
                 float *at = tile + (k + m) * ld + n * LANES;
                 store(at, load(at) + y[m]);
             }
@@ -191,7 +177,7 @@ inline const float *diagonal_at(const Block &block, int g, int n, int64_t key) {
 
 inline void add_diagonals(const Block &block, int g, Span span, float *tile, int64_t ld) {
     for (int64_t k = span.first; k < span.last; ++k, tile += ld)
-        for (int n = 0; n < VECTORS; ++n)
+        EACH(n, VECTORS)
             store(tile + n * LANES,
                   load(tile + n * LANES) + reversed(load(diagonal_at(block, g, n, k))));
 }
@@ -200,7 +186,7 @@ inline void add_diagonals(const Block &block, int g, Span span, float *tile, int
 inline void cap(const Block &block, int64_t keys, float *tile, int64_t ld, float *slopes) {
     const float height = float(block.a.softcap);
     for (int64_t k = 0; k < keys; ++k)
-        for (int n = 0; n < VECTORS; ++n) {
+        EACH(n, VECTORS) {
             const F t = tanh(load(tile + k * ld + n * LANES));
             store(tile + k * ld + n * LANES, t * height);
             if (slopes) store(slopes + k * ld + n * LANES, 1.0f - t * t);

@@ -13,6 +13,7 @@
 
 #define REGARD_INLINE static inline __attribute__((always_inline))
 #define REGARD_UNROLL _Pragma("GCC unroll 16")
+#define EACH(n, count) REGARD_UNROLL for (int n = 0; n < (count); ++n)  // in registers
 
 namespace {
 
@@ -169,8 +170,7 @@ REGARD_INLINE void transpose(F (&x)[8]) {
         z[n] = low_fours(y[n], y[n + 2]), z[n + 1] = high_fours(y[n], y[n + 2]);
         z[n + 2] = low_fours(y[n + 1], y[n + 3]), z[n + 3] = high_fours(y[n + 1], y[n + 3]);
     }
-    REGARD_UNROLL
-    for (int n = 0; n < 4; ++n) {
+    EACH(n, 4) {
         x[n] = __builtin_shufflevector(z[n], z[n + 4], 0, 1, 2, 3, 8, 9, 10, 11);
         x[n + 4] = __builtin_shufflevector(z[n], z[n + 4], 4, 5, 6, 7, 12, 13, 14, 15);
     }
@@ -181,13 +181,11 @@ REGARD_INLINE void transpose(F (&x)[LANES]) {
     REGARD_UNROLL
     for (int stage = 1; stage < LANES; stage *= 2) {
         F y[LANES];
-        REGARD_UNROLL
-        for (int n = 0; n < LANES / 2; ++n) {
+        EACH(n, LANES / 2) {
             y[2 * n] = __builtin_shufflevector(x[n], x[n + LANES / 2], REGARD_CHOICE(REGARD_LOW, REGARD_LANES));
             y[2 * n + 1] = __builtin_shufflevector(x[n], x[n + LANES / 2], REGARD_CHOICE(REGARD_HIGH, REGARD_LANES));
         }
-        REGARD_UNROLL
-        for (int n = 0; n < LANES; ++n) x[n] = y[n];
+        EACH(n, LANES) x[n] = y[n];
     }
 }
 #endif

@@ -45,7 +45,7 @@ struct Lanes {
     // `known`: row numbers, where there are some.
     void start(const Rule &rule, int64_t rows, const float *known) {
         odd = I{};
-        for (int n = 0; n < VECTORS; ++n) {
+        EACH(n, VECTORS) {
             peak[n] = all(-INF);
             for (int lane = 0; lane < LANES; ++lane) {
                 const bool there = n * LANES + lane < rows;
@@ -57,22 +57,19 @@ struct Lanes {
     }
 };
 
-// ---------------------------------------------------------------------------- the strip
-
 // Adds to a strip what of a tile [key][GROUP] may be above some threshold.
 inline void sift(const float *tile, int64_t first, int64_t count, Strip &strip, Lanes &lanes) {
     F top[VECTORS], bound[VECTORS];
     I fine[VECTORS];
-    for (int n = 0; n < VECTORS; ++n) top[n] = lanes.peak[n], fine[n] = all(-1);
+    EACH(n, VECTORS) top[n] = lanes.peak[n], fine[n] = all(-1);
     for (int64_t k = 0; k < count; ++k) {
-        REGARD_UNROLL
-        for (int n = 0; n < VECTORS; ++n) {
+        EACH(n, VECTORS) {
             const F x = load(tile + k * GROUP + n * LANES);
             top[n] = larger(x, top[n]);
             fine[n] &= x < all(INF);
         }
     }
-    for (int n = 0; n < VECTORS; ++n) {
+    EACH(n, VECTORS) {
         lanes.odd |= ~fine[n];
         lanes.peak[n] = top[n];
         lanes.bound[n] = bound[n] = larger(lanes.bound[n], top[n] - lanes.reach[n]);
@@ -82,8 +79,7 @@ inline void sift(const float *tile, int64_t first, int64_t count, Strip &strip, 
     int32_t *keys = strip.keys;
     for (int64_t k = 0; k < count; ++k) {
         I needed = {};
-        REGARD_UNROLL
-        for (int n = 0; n < VECTORS; ++n) {
+        EACH(n, VECTORS) {
             const F x = load(tile + k * GROUP + n * LANES);
             store(scores + kept * GROUP + n * LANES, x);
             needed |= x >= bound[n];
@@ -94,13 +90,11 @@ inline void sift(const float *tile, int64_t first, int64_t count, Strip &strip, 
     strip.count = kept;
 }
 
-// ---------------------------------------------------------------------------- thresholds
-
 // Sums of a few rows, added up with what rounding took from them.
 struct Total {
     F whole[VECTORS], lost[VECTORS];
     void add(const F *part) {
-        for (int n = 0; n < VECTORS; ++n) {
+        EACH(n, VECTORS) {
             const F more = part[n] - lost[n], next = whole[n] + more;
             lost[n] = (next - whole[n]) - more;
             whole[n] = next;
@@ -143,7 +137,7 @@ template <int64_t KIND, int LEAVE>
 void pass(Strip &strip, const Rule &rule, const Lanes &lanes, F *sums, F *slopes) {
     const float unit = rule.unit, inverse = 1.0f / rule.power;
     F high[VECTORS], low[VECTORS], open[VECTORS];
-    for (int n = 0; n < VECTORS; ++n) {
+    EACH(n, VECTORS) {
         high[n] = KIND == ENTMAX ? lanes.peak[n] : lanes.high[n];
         low[n] = lanes.low[n], open[n] = lanes.open[n];
     }
@@ -156,8 +150,7 @@ void pass(Strip &strip, const Rule &rule, const Lanes &lanes, F *sums, F *slopes
         const int64_t end = least(chunk + CHUNK, strip.count);
         for (int64_t k = chunk; k < end; ++k) {
             I needed = {};
-            REGARD_UNROLL
-            for (int n = 0; n < VECTORS; ++n) {
+            EACH(n, VECTORS) {
                 const F x = load(scores + k * GROUP + n * LANES);
                 F weight, left;
                 if constexpr (KIND == ENTMAX) {
@@ -183,7 +176,7 @@ void pass(Strip &strip, const Rule &rule, const Lanes &lanes, F *sums, F *slopes
         sum.add(part), slope.add(slope_part);
     }
     strip.count = kept;
-    for (int n = 0; n < VECTORS; ++n) sums[n] = sum.whole[n], slopes[n] = slope.whole[n];
+    EACH(n, VECTORS) sums[n] = sum.whole[n], slopes[n] = slope.whole[n];
 }
 
 // Newton's step for the (1 / power)-norm of what is above the threshold, which is as convex as its power, and a
@@ -209,7 +202,7 @@ void settle(Strip &strip, const Rule &rule, Lanes &lanes) {
     for (int step = 0; step < MOST_STEPS; ++step) {
         pass<KIND, SCORES>(strip, rule, lanes, sums, slopes);
         I far = {};
-        for (int n = 0; n < VECTORS; ++n) {
+        EACH(n, VECTORS) {
             const F excess = sums[n] - 1.0f;
             const I there = slopes[n] > F{};
             far |= there & (larger(excess, -excess) > all(ENOUGH));
@@ -227,11 +220,11 @@ void settle(Strip &strip, const Rule &rule, Lanes &lanes) {
 template <>
 void settle<ENTMAX>(Strip &strip, const Rule &rule, Lanes &lanes) {
     F sums[VECTORS], slopes[VECTORS], most_d[VECTORS];
-    for (int n = 0; n < VECTORS; ++n) most_d[n] = all(1.0f);
+    EACH(n, VECTORS) most_d[n] = all(1.0f);
     for (int step = 0; step < MOST_STEPS; ++step) {
         pass<ENTMAX, SCORES>(strip, rule, lanes, sums, slopes);
         I far = {};
-        for (int n = 0; n < VECTORS; ++n) {
+        EACH(n, VECTORS) {
             const F d = lanes.low[n];
             const I left = sums[n] >= all(1.0f);
             F &least_d = lanes.open[n];
@@ -248,15 +241,13 @@ void settle<ENTMAX>(Strip &strip, const Rule &rule, Lanes &lanes) {
     }
 }
 
-// ---------------------------------------------------------------------------- weights
-
 // From the scores of a strip to its weights. known: row numbers, or null. factors: what weights are still to be
 // multiplied by. row: row numbers as `tiled` has them.
 template <int64_t KIND, int LEAVE>
 void weights_of(Strip &strip, const Rule &rule, Lanes &lanes, const float *known, float *factors, float *row) {
     F totals[VECTORS], slopes[VECTORS], highest[VECTORS];
     const float start = KIND == ENTMAX ? 0.0f : rule.start;
-    for (int n = 0; n < VECTORS; ++n) {
+    EACH(n, VECTORS) {
         // Where there is no row, or no key to see: nothing is above an infinite threshold.
         const I there = (lanes.peak[n] > all(-INF)) & (lanes.bound[n] < all(INF));
         highest[n] = lanes.peak[n] * rule.unit;
@@ -268,14 +259,12 @@ void weights_of(Strip &strip, const Rule &rule, Lanes &lanes, const float *known
     }
     if (KIND != ENTMAX || !known) settle<KIND>(strip, rule, lanes);
     pass<KIND, LEAVE>(strip, rule, lanes, totals, slopes);
-    for (int n = 0; n < VECTORS; ++n) {
+    EACH(n, VECTORS) {
         store(factors + n * LANES, KIND == ENTMAX ? pick(totals[n] > F{}, 1.0f / totals[n], F{}) : all(1.0f));
         const F found = KIND == ENTMAX ? lanes.low[n] : (lanes.high[n] - highest[n]) + lanes.low[n] + start;
         store(row + n * LANES, pick(lanes.peak[n] < all(INF), found, F{}));
     }
 }
-
-// ---------------------------------------------------------------------------- a block
 
 struct ThresholdRoom {
     float *query, *lifted, *output, *tile, *keys, *keys_lifted, *values, *pack;
@@ -335,7 +324,7 @@ void fill_strips(const Block &block, ThresholdRoom &room, Lanes *lanes) {
 
 inline void drop_strip(const Block &block, int g, const Strip &strip) {
     for (int64_t k = 0; k < strip.count; ++k)
-        for (int n = 0; n < VECTORS; ++n) {
+        EACH(n, VECTORS) {
             float *at = strip.scores + k * GROUP + n * LANES;
             store(at, load(at) * kept(block.a, block.seeds + g * GROUP + n * LANES, strip.keys[k]));
         }

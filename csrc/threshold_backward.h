@@ -30,8 +30,6 @@ struct Strips {
     bool walk(const Block &block, const Target &target);
 };
 
-// ---------------------------------------------------------------------------- weights, back
-
 // (e^-t - 1 + t) / t^2, from `grown` = e^-t, for t <= 0.
 REGARD_INLINE F curve(F t, F grown) {
     const F u = -t;
@@ -76,7 +74,7 @@ void changes_of(const Block &block, int g, const Strip &strip, const Rule &rule,
                              GROUP);
         F slope_part[VECTORS] = {}, product_part[VECTORS] = {}, bend_part[VECTORS] = {}, by_alpha = {};
         for (int64_t k = 0; k < count; ++k)
-            for (int n = 0; n < VECTORS; ++n) {
+            EACH(n, VECTORS) {
                 const int64_t at = k * GROUP + n * LANES;
                 F weight = load(scores + at), change = load(changes + at);
                 if (KIND == ENTMAX) store(scores + at, weight *= load(factors + n * LANES));
@@ -89,7 +87,7 @@ void changes_of(const Block &block, int g, const Strip &strip, const Rule &rule,
             }
         slopes.add(slope_part), products.add(product_part), bends.add(bend_part);
     }
-    for (int n = 0; n < VECTORS; ++n) {
+    EACH(n, VECTORS) {
         const I there = slopes.whole[n] > F{};
         store(room.back.delta + g * GROUP + n * LANES, pick(there, products.whole[n] / slopes.whole[n], F{}));
         store(room.bends + n * LANES, pick(there, bends.whole[n] / slopes.whole[n], F{}));
@@ -101,7 +99,7 @@ template <int64_t KIND>
 void slopes_of(const Block &block, int g, const Strip &strip, int64_t first, int64_t count, const Rule &rule,
                const Strips &room) {
     const Arguments &a = block.a;
-    for (int n = 0; n < VECTORS; ++n) {
+    EACH(n, VECTORS) {
         const F delta = load(room.back.delta + g * GROUP + n * LANES), bend = load(room.bends + n * LANES);
         F alpha = {}, by_alpha = {};
         for (int64_t k = 0; k < count; ++k) {
@@ -118,8 +116,6 @@ void slopes_of(const Block &block, int g, const Strip &strip, int64_t first, int
         store(sums, load(sums) + alpha);
     }
 }
-
-// ---------------------------------------------------------------------------- scores, back
 
 // Gradients of rows that a strip has kept: to[keys] += tile^T rows.
 inline void add_kept(const float *tile, const int32_t *keys, int64_t count, int64_t lanes, const float *rows,
@@ -190,8 +186,6 @@ void backward_strip(const Block &block, int g, Strip &strip, const Rule &rule, L
         score_slopes<SCORE>(block, g, strip.keys + first, count, room, target);
     }
 }
-
-// ---------------------------------------------------------------------------- a block
 
 template <int SCORE>
 bool Strips::walk(const Block &block, const Target &target) {
