@@ -370,28 +370,16 @@ bool backward_head(const Arguments &a, int64_t split, int64_t b, int64_t hkv, Wa
 template <int SCORE, class Way>
 int32_t backward(const Arguments &a) {
     if (!finite_keys(a)) return REGARD_NOT_FINITE;
-    int32_t status = REGARD_OK;
-    const auto run = [&](int64_t n) {
-        Arena &own = arena();
-        if (!own.start(Way::floats(a))) {
-            __atomic_store_n(&status, REGARD_NO_MEMORY, __ATOMIC_RELAXED);
-            return;
-        }
-        Way way(a, own);
-        const int64_t split = n % a.splits, head = n / a.splits;
-        if (!backward_head<SCORE>(a, split, head / a.Hkv, head % a.Hkv, way))
-            __atomic_store_n(&status, REGARD_NOT_FINITE, __ATOMIC_RELAXED);
-    };
     // In turn: heads that add to the same bias follow one another, and only splits, which own rows, run side by side.
     const int64_t work = a.B * a.Hkv * a.splits, together = a.in_turn ? a.splits : work;
-    for (int64_t start = 0; start < work; start += together) {
-        if (a.threads <= 1 || together <= 1) {
-            for (int64_t n = start; n < start + together; ++n) run(n);
-            continue;
-        }
-#pragma omp parallel for schedule(dynamic, 1) num_threads(int(least(a.threads, together)))
-        for (int64_t n = start; n < start + together; ++n) run(n);
-    }
+    int32_t status = REGARD_OK;
+    for (int64_t start = 0; start < work && status == REGARD_OK; start += together)
+        status = on_threads(a.threads, together, Way::floats(a), [&](int64_t n) {
+            Way way(a, arena());
+            const int64_t split = (start + n) % a.splits, head = (start + n) / a.splits;
+            const bool finite = backward_head<SCORE>(a, split, head / a.Hkv, head % a.Hkv, way);
+            return finite ? REGARD_OK : REGARD_NOT_FINITE;
+        });
     return status;
 }
 

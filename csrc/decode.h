@@ -280,9 +280,8 @@ inline int32_t decode(const Arguments &a) {
     const int64_t work = heads * splits, room = p.totals();
     float *shared = splits > 1 ? static_cast<float *>(std::malloc(work * room * sizeof(float))) : nullptr;
     if (splits > 1 && !shared) return REGARD_NO_MEMORY;
-    int32_t status = REGARD_OK;
-    const auto run = [&](int64_t n) {
-        if (!arena().start(p.floats())) return __atomic_store_n(&status, REGARD_NO_MEMORY, __ATOMIC_RELAXED);
+    const bool team_pays = heads * p.rows * a.Tk * (a.D + a.Dv) >= WORTH_A_TEAM;
+    int32_t status = on_threads(team_pays ? a.threads : 1, work, p.floats(), [&](int64_t n) {
         Team team(p, n / splits);
         team.open(arena());
         int64_t seen = 0;
@@ -290,14 +289,8 @@ inline int32_t decode(const Arguments &a) {
         const Totals totals(p, shared ? shared + n * room : arena().take(room));
         bool finite = decode_keys(team, seen * (n % splits) / splits, seen * (n % splits + 1) / splits, totals);
         if (splits == 1) finite &= close_rows(team, totals);
-        if (!finite) __atomic_store_n(&status, REGARD_NOT_FINITE, __ATOMIC_RELAXED);
-    };
-    if (a.threads <= 1 || work <= 1 || heads * p.rows * a.Tk * (a.D + a.Dv) < WORTH_A_TEAM) {
-        for (int64_t n = 0; n < work; ++n) run(n);
-    } else {
-#pragma omp parallel for schedule(dynamic, 1) num_threads(int(least(a.threads, work)))
-        for (int64_t n = 0; n < work; ++n) run(n);
-    }
+        return finite ? REGARD_OK : REGARD_NOT_FINITE;
+    });
     for (int64_t n = 0; n < heads && splits > 1 && status == REGARD_OK; ++n) {
         const Totals totals(p, shared + n * splits * room);
         for (int64_t s = 1; s < splits; ++s) {

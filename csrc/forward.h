@@ -190,14 +190,10 @@ bool forward_block(const Arguments &a, int64_t b, int64_t h, int64_t first, int6
 // A key that is not finite may hide behind a weight of 0 or 1: such calls are for a kernel that looks.
 inline bool finite_keys(const Arguments &a) {
     const int64_t step = 512, parts = (a.Tk + step - 1) / step, work = a.B * a.Hkv * parts;
-    int32_t finite = 1;
-#pragma omp parallel for schedule(static) num_threads(a.threads) if (a.threads > 1 && work * a.D > 1024)
-    for (int64_t n = 0; n < work; ++n) {
-        const int64_t at = n % parts * step, head = n / parts;
-        if (!finite_rows(a.key, a.kind, head / a.Hkv, head % a.Hkv, at, least(step, a.Tk - at), a.D))
-            __atomic_store_n(&finite, 0, __ATOMIC_RELAXED);
-    }
-    return finite != 0;
+    return REGARD_OK == on_threads(a.threads, work, 0, [&](int64_t n) {
+        const int64_t at = n % parts * step, head = n / parts, count = least(step, a.Tk - at);
+        return finite_rows(a.key, a.kind, head / a.Hkv, head % a.Hkv, at, count, a.D) ? REGARD_OK : REGARD_NOT_FINITE;
+    });
 }
 
 // Rows of a block: many where there is work for every thread all the same.
@@ -210,29 +206,15 @@ inline int64_t height_of(const Arguments &a) {
 template <int SCORE>
 int32_t forward(const Arguments &a) {
     if (!finite_keys(a)) return REGARD_NOT_FINITE;
-    const int64_t height = height_of(a), blocks = (a.Tq + height - 1) / height, work = a.B * a.H * blocks;
-    int32_t status = REGARD_OK;
-    const auto run = [&](int64_t n) {
-        Arena &own = arena();
+    const int64_t height = height_of(a), blocks = (a.Tq + height - 1) / height, heads = a.B * a.H;
+    return on_threads(a.threads, heads * blocks, ForwardRoom::floats(a), [&](int64_t n) {
         // The last blocks of a causal mask are the longest: they go first.
-        const int64_t block = blocks - 1 - n / (a.B * a.H), head = n % (a.B * a.H);
-        if (!own.start(ForwardRoom::floats(a))) {
-            __atomic_store_n(&status, REGARD_NO_MEMORY, __ATOMIC_RELAXED);
-            return;
-        }
-        const ForwardRoom room(a, own);
+        const int64_t first = (blocks - 1 - n / heads) * height, head = n % heads;
+        const ForwardRoom room(a, arena());
         Unwatched nobody;
-        if (!forward_block<SCORE>(a, head / a.H, head % a.H, block * height,
-                                  least(height, a.Tq - block * height), room, nobody))
-            __atomic_store_n(&status, REGARD_NOT_FINITE, __ATOMIC_RELAXED);
-    };
-    if (a.threads <= 1 || work <= 1) {
-        for (int64_t n = 0; n < work; ++n) run(n);
-        return status;
-    }
-#pragma omp parallel for schedule(dynamic, 1) num_threads(int(least(a.threads, work)))
-    for (int64_t n = 0; n < work; ++n) run(n);
-    return status;
+        const int64_t rows = least(height, a.Tq - first);
+        return forward_block<SCORE>(a, head / a.H, head % a.H, first, rows, room, nobody) ? REGARD_OK : REGARD_NOT_FINITE;
+    });
 }
 
 }  // namespace

@@ -324,15 +324,12 @@ int32_t observe(const Observed &call) {
     const Wanted &w = call.wanted;
     if (!finite_keys(a)) return REGARD_NOT_FINITE;
     const int64_t height = height_of(a), blocks = (a.Tq + height - 1) / height, heads = a.B * a.H;
-    const int64_t work = heads * w.splits, floats = ForwardRoom::floats(a) + Watch::floats(a, w);
-    int32_t status = REGARD_OK;
+    const int64_t floats = ForwardRoom::floats(a) + Watch::floats(a, w);
     // A part of a head's blocks, one after another. The last rows of a causal mask are the longest: they go first.
-    const auto run = [&](int64_t number) {
+    return on_threads(a.threads, heads * w.splits, floats, [&](int64_t number) {
         const int64_t head = number % heads, part = w.splits - 1 - number / heads, from = part * blocks / w.splits;
-        Arena &own = arena();
-        if (!own.start(floats)) return __atomic_store_n(&status, REGARD_NO_MEMORY, __ATOMIC_RELAXED);
-        const ForwardRoom room(a, own);
-        Watch watch(a, w, room, own, head, part, from * height);
+        const ForwardRoom room(a, arena());
+        Watch watch(a, w, room, arena(), head, part, from * height);
         if (!head) w.starts[part] = from * height / w.tall;
         bool finite = true;
         for (int64_t n = from; n < (part + 1) * blocks / w.splits; ++n) {
@@ -340,20 +337,8 @@ int32_t observe(const Observed &call) {
             watch.open_block(n * height, rows);
             finite &= forward_block<SCORE>(a, head / a.H, head % a.H, n * height, rows, room, watch);
         }
-        if (!finite || !watch.finite()) __atomic_store_n(&status, REGARD_NOT_FINITE, __ATOMIC_RELAXED);
-    };
-    if (a.threads <= 1 || work <= 1) {
-        for (int64_t n = 0; n < work; ++n) run(n);
-        arena().end();
-    } else {
-#pragma omp parallel num_threads(int(least(a.threads, work)))
-        {
-#pragma omp for schedule(dynamic, 1)
-            for (int64_t n = 0; n < work; ++n) run(n);
-            arena().end();
-        }
-    }
-    return status;
+        return finite && watch.finite() ? REGARD_OK : REGARD_NOT_FINITE;
+    });
 }
 
 }  // namespace observing

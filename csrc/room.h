@@ -2,6 +2,7 @@
 #pragma once
 #include "arguments.h"
 #include "mm.h"
+#include "regard.h"
 
 namespace {
 
@@ -40,6 +41,29 @@ class Arena {
 inline Arena &arena() {
     static thread_local Arena own;
     return own;
+}
+
+// Runs run(n), which returns a status, for n of [0, work) on so many threads; one thread opens no team, of which a
+// forked child has none. A thread has room for `floats` each time. Returns a status that is not OK, if any.
+template <class Run>
+int32_t on_threads(int64_t threads, int64_t work, int64_t floats, Run run) {
+    int32_t found = REGARD_OK;
+    const auto one = [&](int64_t n) {
+        const int32_t status = arena().start(floats) ? run(n) : REGARD_NO_MEMORY;
+        if (status != REGARD_OK) __atomic_store_n(&found, status, __ATOMIC_RELAXED);
+    };
+    if (threads <= 1 || work <= 1) {
+        for (int64_t n = 0; n < work; ++n) one(n);
+        arena().end();
+        return found;
+    }
+#pragma omp parallel num_threads(int(least(threads, work)))
+    {
+#pragma omp for schedule(dynamic, 1)
+        for (int64_t n = 0; n < work; ++n) one(n);
+        arena().end();
+    }
+    return found;
 }
 
 inline int64_t padded_width(int64_t width) { return (width + GROUP - 1) / GROUP * GROUP; }

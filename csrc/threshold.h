@@ -382,32 +382,12 @@ inline int64_t threshold_height(const Arguments &a) {
 template <int SCORE>
 int32_t threshold_forward(const Arguments &a) {
     if (!finite_keys(a)) return REGARD_NOT_FINITE;
-    const int64_t height = threshold_height(a), blocks = (a.Tq + height - 1) / height, work = a.B * a.H * blocks;
-    int32_t status = REGARD_OK;
-    const auto run = [&](int64_t n) {
-        Arena &own = arena();
-        const int64_t block = blocks - 1 - n / (a.B * a.H), head = n % (a.B * a.H);
-        if (!own.start(ThresholdRoom::floats(a, height))) {
-            __atomic_store_n(&status, REGARD_NO_MEMORY, __ATOMIC_RELAXED);
-            return;
-        }
-        ThresholdRoom room(a, height, own);
-        if (!threshold_block<SCORE>(a, head / a.H, head % a.H, block * height,
-                                    least(height, a.Tq - block * height), room))
-            __atomic_store_n(&status, REGARD_NOT_FINITE, __ATOMIC_RELAXED);
-    };
-    if (a.threads <= 1 || work <= 1) {
-        for (int64_t n = 0; n < work; ++n) run(n);
-        arena().end();
-        return status;
-    }
-#pragma omp parallel num_threads(int(least(a.threads, work)))
-    {
-#pragma omp for schedule(dynamic, 1)
-        for (int64_t n = 0; n < work; ++n) run(n);
-        arena().end();
-    }
-    return status;
+    const int64_t height = threshold_height(a), blocks = (a.Tq + height - 1) / height, heads = a.B * a.H;
+    return on_threads(a.threads, heads * blocks, ThresholdRoom::floats(a, height), [&](int64_t n) {
+        const int64_t first = (blocks - 1 - n / heads) * height, head = n % heads, rows = least(height, a.Tq - first);
+        ThresholdRoom room(a, height, arena());
+        return threshold_block<SCORE>(a, head / a.H, head % a.H, first, rows, room) ? REGARD_OK : REGARD_NOT_FINITE;
+    });
 }
 
 }  // namespace

@@ -429,3 +429,20 @@ def test_what_was_projected_in_float32_meets_half_precision_values() -> None:
     assert output.dtype == torch.bfloat16 and grad.dtype == torch.float32
     exact = attention(q.double(), k.double(), v.double(), score=Bilinear(weight.detach().double()))
     assert error(output.detach(), exact) < 4e-3
+
+
+def test_dropout_next_to_1_drops_everything() -> None:
+    q = torch.randn(1, 2, 300, 16)
+    for p in (1.0, 1 - 1e-11):
+        with use_kernel("native"):
+            assert not attention(q, q, q, dropout_p=p).any()
+
+
+def test_lazy_signs_and_lazy_zeros_are_read_as_they_are() -> None:
+    q = torch.randn(1, 2, 200, 16)
+    bias = torch.randn(200, 200, dtype=torch.complex64).conj().imag
+    assert bias.is_neg()
+    negative, zeros = torch._neg_view(q), torch._efficientzerotensor(tuple(q.shape))
+    assert torch.equal(attention(q, q, q, bias=bias), attention(q, q, q, bias=bias.resolve_neg().clone()))
+    assert torch.equal(attention(negative, q, q), attention(-q, q, q))
+    assert torch.equal(attention(zeros, q, q), attention(torch.zeros_like(q), q, q))

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from regard import _plan, attention, plan
+from regard import _plan, _short, attention, plan
 from regard.biases import Alibi
 from regard.masks import Causal, Dense, Documents, Padding, Prefix, Rows, Rule, Window
 from regard.normalizers import Entmax15, Softmax
@@ -25,11 +25,13 @@ KEEP = torch.rand(B, TK, generator=torch.Generator().manual_seed(1)) > 0.5
 CALLS: dict[str, tuple[tuple[Tensor, ...], dict[str, Any], str]] = {
     "small": ((SMALL, SMALL, SMALL), {}, "direct"),
     "small with a mask": ((SMALL, SMALL, SMALL), {"mask": Causal()}, "direct"),
-    "small with a bias": ((SMALL, SMALL, SMALL), {"bias": Alibi()}, "reference"),
-    "grouped": ((Q, K, V), {}, "tiled"),
-    "additive": ((Q, K, V), {"score": Additive(torch.ones(D))}, "tiled"),
-    "entmax": ((Q, K, V), {"normalize": Entmax15()}, "tiled"),
-    "bias": ((Q, K, V), {"bias": Alibi(alignment="upper_left")}, "tiled"),
+    "small with a bias": ((SMALL, SMALL, SMALL), {"bias": Alibi()}, "native"),
+    "small, float64": ((SMALL.double(),) * 3, {"bias": Alibi()}, "reference"),
+    "long, float64": ((Q.double(), K.double(), V.double()), {}, "tiled"),
+    "grouped": ((Q, K, V), {}, "native"),
+    "additive": ((Q, K, V), {"score": Additive(torch.ones(D))}, "native"),
+    "entmax": ((Q, K, V), {"normalize": Entmax15()}, "native"),
+    "bias": ((Q, K, V), {"bias": Alibi(alignment="upper_left")}, "native"),
     "callable": ((Q, K, V), {"score": lambda q, k: q @ k.mT}, "inline"),
     "normaliser": ((Q, K, V), {"normalize": torch.nn.Softmax(-1)}, "inline"),
     "rule": ((Q, K, V), {"mask": Rule(lambda b, h, q, k: q >= k)}, "inline"),
@@ -56,6 +58,7 @@ def test_the_kernel_that_runs_is_named_and_every_other_one_has_a_reason(
         return each._replace(run=run)
 
     monkeypatch.setattr(_plan, "KERNELS", tuple(recorded(each) for each in _plan.KERNELS))
+    monkeypatch.setattr(_short, "attend", lambda *_: None)
     attention(*tensors, **keywords)
     assert ran == [kernel]
 
@@ -64,7 +67,7 @@ def test_the_kernel_that_runs_is_named_and_every_other_one_has_a_reason(
 def test_a_forced_kernel_is_the_plan_or_is_refused_with_its_reason(name: str) -> None:
     tensors, keywords, chosen = CALLS[name]
     reasons = plan(*tensors, **keywords).reasons
-    for kernel in ("direct", "tiled", "inline", "reference"):
+    for kernel in ("direct", "native", "tiled", "inline", "reference"):
         with _plan.use_kernel(kernel):
             if kernel == chosen or kernel == "reference" or "comes first" in reasons[kernel]:
                 assert plan(*tensors, **keywords).kernel == kernel

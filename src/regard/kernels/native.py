@@ -50,7 +50,11 @@ def row_numbers(problem: Problem) -> int:
     Under softmax in half precision the output is among them, not yet rounded: what the gradient takes from it cancels.
     """
     numbers = _ROW_NUMBERS.get(problem.normalize, 0) if problem.rows_wanted else 0
-    return numbers + problem.value.shape[-1] if numbers == 2 and problem.value.dtype != torch.float32 else numbers
+    return (
+        numbers + problem.value.shape[-1]
+        if numbers == 2 and problem.value.dtype != torch.float32
+        else numbers
+    )
 
 
 def forward(problem: Problem) -> tuple[Tensor, Tensor, Tensor] | None:
@@ -251,7 +255,7 @@ def _call(which: int, problem: Problem, held: list[Tensor], last: list[int], mor
     assert library is not None
     numbers = _numbers(problem, held) + last
     numbers += [0] * (106 - len(numbers))
-    raised = 1.0 / (1.0 - problem.dropout_p) if problem.dropout_p < 1 else 0.0
+    raised = 1.0 / (1.0 - problem.dropout_p) if _threshold(problem) < 1 << 32 else 0.0
     packed = _PACKED.pack(*numbers, problem.factor, problem.softcap, raised) + more
     status: int = library.handle.regard_call(which, packed)
     if status not in (_library.OK, _NOT_FINITE):
@@ -263,7 +267,7 @@ def _numbers(problem: Problem, held: list[Tensor]) -> list[int]:
     query, key, value = problem.query, problem.key, problem.value
     B, H, Tq, D = query.shape
     _, Hkv, Tk, Dv = value.shape
-    drawn = problem.seed is not None and problem.dropout_p < 1
+    threshold = _threshold(problem) % (1 << 32)
     seed = 0 if problem.seed is None else int(problem.seed)
     runs = len(problem.bounds) // 2 if problem.masked else 0
     bounds = [*problem.bounds, UNLIMITED, UNLIMITED][:4]
@@ -280,10 +284,18 @@ def _numbers(problem: Problem, held: list[Tensor]) -> list[int]:
     for end in (problem.start, problem.start2, problem.stop, problem.stop2):
         found += _ends(end, held)
     found += [_whole(problem.offsets, held), problem.offset]
-    return [*found, problem.seed is not None, seed, round(problem.dropout_p * 2**32) if drawn else 0]
+    return [*found, problem.seed is not None, seed, threshold]
+
+
+def _threshold(problem: Problem) -> int:
+    """Pairs whose 32-bit hash is below it are dropped; 2^32 drops them all."""
+    return round(problem.dropout_p * 2**32) if problem.seed is not None else 0
 
 
 def _kept(tensor: Tensor, held: list[Tensor]) -> Tensor:
+    """The tensor with its numbers where its address says: nothing lazy about their sign, or about zeros."""
+    tensor = tensor.resolve_neg()
+    tensor = tensor.clone() if tensor._is_zerotensor() else tensor
     held.append(tensor)
     return tensor
 
