@@ -14,6 +14,8 @@ from tests.integrations import zoo
 
 logging.set_verbosity_error()
 CLOSE = 1e-5
+# Rounding each parameter of it anew (6e-8) moves eager's own gradient by 1e-5: its experts are ill-conditioned.
+GRADIENTS_CLOSE = {"gpt-oss": 3e-5}
 SITES = {"T5": 6, "Marian": 6, "BART": 6, "Whisper": 6, "DETR": 6, "CLIP": 4, "Pegasus": 6}
 SITES |= {"DistilBERT": 2, "GPT-J": 2, "OPT": 2, "SigLIP": 2, "Wav2Vec2": 2}
 OWN_TENSOR = {"BEiT", "Swin"}  # they build a bias of their own and call it attention_mask
@@ -66,12 +68,13 @@ def test_outputs_gradients_and_weights_are_those_of_eager(name, kernel, calls):
 
     assert gradients and found_gradients.keys() == gradients.keys()
     everything = torch.cat([g.flatten() for g in gradients.values()])
-    assert difference(torch.cat([g.flatten() for g in found_gradients.values()]), everything) <= CLOSE
+    close = GRADIENTS_CLOSE.get(name, CLOSE)
+    assert difference(torch.cat([g.flatten() for g in found_gradients.values()]), everything) <= close
     typical = everything.norm() / len(gradients) ** 0.5
     for key, expected in gradients.items():
         # A key bias has gradient 0 but for rounding: each is measured by a tenth of a typical one at least.
         error = (found_gradients[key] - expected).norm() / torch.maximum(expected.norm(), typical / 10)
-        assert error <= CLOSE, key
+        assert error <= close, key
 
     assert weights and found_weights.keys() == weights.keys()
     for key, expected in weights.items():
