@@ -3,7 +3,6 @@
 #include <cstdint>
 
 namespace {
-
 enum Kind : int64_t { FLOAT32 = 0, BFLOAT16 = 1, FLOAT16 = 2 };
 enum Score : int64_t { DOT = 0, ADDITIVE = 1 };
 enum Normalize : int64_t { SOFTMAX = 0, SIGMOID = 1, RELU = 2, SPARSEMAX = 3, ENTMAX15 = 4, ENTMAX = 5 };
@@ -62,5 +61,4 @@ struct Arguments {
 static_assert(sizeof(Arguments) == 109 * 8, "native.py packs 106 integers and 3 doubles");
 
 constexpr int64_t UNLIMITED = int64_t(1) << 40;
-
 }  // namespace

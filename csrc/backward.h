@@ -4,7 +4,6 @@
 #include "forward.h"
 
 namespace {
-
 constexpr int64_t BACK_KEYS = 64;
 
 struct BackwardRoom {
@@ -382,5 +381,4 @@ int32_t backward(const Arguments &a) {
         });
     return status;
 }
-
 }  // namespace

@@ -6,7 +6,6 @@
 #include "room.h"
 
 namespace {
-
 constexpr int64_t LINE = 64;  // bytes that are fetched together
 
 // Rows stand 1, 2 or 4 apart in a tile [key][place]: a vector of it holds whole keys.
@@ -152,5 +151,4 @@ __attribute__((noinline)) void mix_values(const Cached &values, int64_t count, i
         EACH(c, COLUMNS) EACH(m, ROWS) store(to + m * apart + c * LANES, x[c][m]);
     }
 }
-
 }  // namespace

@@ -7,7 +7,6 @@
 #include "scores.h"
 
 namespace {
-
 constexpr int64_t MOST_QUERIES = 12;         // measured: beyond, the lanes of `forward` are full enough
 constexpr int64_t MOST_ROWS = 64;            // of a key head
 constexpr int64_t PART = 480;                // keys summed up by themselves: errors grow with their number
@@ -303,5 +302,4 @@ inline int32_t decode(const Arguments &a) {
     std::free(shared);
     return status;
 }
-
 }  // namespace

@@ -15,7 +15,6 @@ REGARD_VARIANTS
 #undef REGARD_VARIANT
 
 namespace {
-
 #if defined(__x86_64__)
 // The flags that the psABI's levels ask for beyond what __builtin_cpu_supports knows by name in every compiler.
 bool level3() {
@@ -75,7 +74,6 @@ struct Names {
         }
     }
 };
-
 }  // namespace
 
 REGARD_EXPORT int32_t regard_abi() { return REGARD_ABI; }

@@ -4,7 +4,6 @@
 #include "scores.h"
 
 namespace {
-
 // What a group has summed up while tiles pass: outputs [column][lane], and under softmax maximum and total a lane.
 // moment, where it is wanted: the sum of weight times (score - maximum).
 struct Sums {
@@ -216,5 +215,4 @@ int32_t forward(const Arguments &a) {
         return forward_block<SCORE>(a, head / a.H, head % a.H, first, rows, room, nobody) ? REGARD_OK : REGARD_NOT_FINITE;
     });
 }
-
 }  // namespace

@@ -8,7 +8,6 @@
 #include "threshold_backward.h"
 
 namespace {
-
 // One thread opens no parallel region at all: a forked child has no team to open one with.
 int32_t fill(void *arguments) {
     auto *call = static_cast<RegardFill *>(arguments);
@@ -46,7 +45,6 @@ int32_t run_observe(void *arguments) {
     const auto &call = *static_cast<const observing::Observed *>(arguments);
     return call.call.score == ADDITIVE ? observing::observe<ADDITIVE>(call) : observing::observe<DOT>(call);
 }
-
 }  // namespace
 
 extern "C" const RegardKernels REGARD_TABLE = {{fill, run_forward, run_backward, run_observe}};

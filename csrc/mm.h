@@ -4,7 +4,6 @@
 #include "simd.h"
 
 namespace {
-
 constexpr int64_t AHEAD = 8;
 
 // COLUMN: the depth runs along A's unit stride (A of row r at depth k is A[r * stride + k]); else its rows do
@@ -75,5 +74,4 @@ void product(int64_t rows, int64_t depth, const float *A, int64_t stride, const 
         product_rest<TILE_ROWS - 1, COLUMN, ADD>(rows - done, A + (COLUMN ? done * stride : done), stride, B, ldb,
                                                  C + done * ldc, ldc, depth);
 }
-
 }  // namespace

@@ -340,6 +340,5 @@ int32_t observe(const Observed &call) {
         return finite && watch.finite() ? REGARD_OK : REGARD_NOT_FINITE;
     });
 }
-
 }  // namespace observing
 }  // namespace

@@ -5,7 +5,6 @@
 #include "regard.h"
 
 namespace {
-
 // Memory of a thread, kept between calls and given back with the thread.
 class Arena {
   public:
@@ -229,5 +228,4 @@ inline bool finite_rows(const Rows4 &x, int64_t kind, int64_t b, int64_t h, int6
     }
     return sum(odd[0] + odd[1] + odd[2] + odd[3]) + rest == 0.0f;
 }
-
 }  // namespace

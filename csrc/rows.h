@@ -4,7 +4,6 @@
 #include "simd.h"
 
 namespace {
-
 struct Span {
     int64_t first, last;  // keys [first, last)
     bool ragged;          // some lane does not see all of them by its runs
@@ -170,5 +169,4 @@ REGARD_INLINE F kept(const Arguments &a, const uint32_t *seeds, int64_t key) {
     const U drawn = mix(seed + all(uint32_t(key)));
     return pick(I(drawn >= all(uint32_t(a.threshold))), all(float(a.raised)), F{});
 }
-
 }  // namespace

@@ -5,7 +5,6 @@
 #include "rows.h"
 
 namespace {
-
 constexpr int64_t KEYS = 192;  // of a tile at most: what a block reads again and again stays in the second cache
 constexpr float FAR = 20.0f;  // beyond this, exponentials of query and key are not taken apart
 
@@ -207,5 +206,4 @@ inline int look_up(const Block &block, int g, Span span, uint32_t *bits) {
     if (!block.a.dense.data) return 2;
     return dense_bits(block.a, block.b, block.h, block.first + g * GROUP, block.first + block.rows, span, bits);
 }
-
 }  // namespace

@@ -16,7 +16,6 @@
 #define EACH(n, count) REGARD_UNROLL for (int n = 0; n < (count); ++n)  // in registers
 
 namespace {
-
 constexpr int LANES = REGARD_LANES;
 // A group of queries shares one pass over the keys: as many vectors as the registers of a product tile allow.
 constexpr int VECTORS = LANES == 4 ? 4 : 2;
@@ -198,5 +197,4 @@ REGARD_INLINE F reversed(F x) {
 
 REGARD_INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 REGARD_INLINE int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
-
 }  // namespace

@@ -6,7 +6,6 @@
 #include "forward.h"
 
 namespace {
-
 constexpr int MOST_STEPS = 100;
 constexpr float ENOUGH = 1e-6f;  // weights that sum to 1 but for this are settled: the step from there is exact
 constexpr int64_t CHUNK = 16;    // rows that are summed plainly; what they sum to is added with compensation
@@ -389,5 +388,4 @@ int32_t threshold_forward(const Arguments &a) {
         return threshold_block<SCORE>(a, head / a.H, head % a.H, first, rows, room) ? REGARD_OK : REGARD_NOT_FINITE;
     });
 }
-
 }  // namespace

@@ -7,7 +7,6 @@
 #include "threshold.h"
 
 namespace {
-
 struct Strips {
     ThresholdRoom front;
     const BackwardRoom back;
@@ -208,5 +207,4 @@ bool Strips::walk(const Block &block, const Target &target) {
     }
     return finite;
 }
-
 }  // namespace

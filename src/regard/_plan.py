@@ -110,9 +110,25 @@ def _refuses_inline(call: Call) -> str | None:
 
 
 KERNELS: tuple[Kernel, ...] = (
-    Kernel("direct", "torch's own attention: dot and softmax, few pairs", _run_direct, direct.refuses),
-    Kernel("native", "compiled: built-ins, float32 and half precisions, CPU", _run_native, _refuses_native),
-    Kernel("reference", "the definition: few pairs, forward mode", _run_reference, _refuses_reference),
+    Kernel(
+        "direct",
+        f"torch's own attention: dot and softmax, at most {direct.MOST_PAIRS} pairs, no gradients",
+        _run_direct,
+        direct.refuses,
+    ),
+    Kernel(
+        "native",
+        f"compiled for the CPU: built-ins, float32 and half precisions, widths to {native.WIDEST}; "
+        "up to 12 queries without gradients: keys dealt out to the threads",
+        _run_native,
+        _refuses_native,
+    ),
+    Kernel(
+        "reference",
+        f"the definition: at most {FEW_PAIRS} pairs, and forward mode",
+        _run_reference,
+        _refuses_reference,
+    ),
     Kernel("tiled", "strips, built-ins, one registered operator", _run_tiled, _refuses_tiled),
     Kernel("inline", "blocks, your own callables, each a checkpoint", _run_inline, _refuses_inline),
 )
