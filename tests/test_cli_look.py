@@ -89,6 +89,11 @@ def test_tokens_by_number_range_and_text(saved, capfd):
         assert code == 0 and [int(line.split()[1].rstrip(",")) for line in heads] == shown
 
 
+def test_the_text_of_a_token_is_asked_for_before_it_is_masked(saved, capfd):
+    code, out, _ = run(["look", "--record", saved, "--redact", "--tokens", "words"], capfd)
+    assert code == 0 and "token 1, " in out and "words" not in out
+
+
 def test_words_stand_for_their_tokens(bert_folder, capfd):
     code, out, _ = run(["look", "the cat sat", "--model", bert_folder, "--unit", "sentence", "--json"], capfd)
     assert code == 0 and json.loads(out)["sites"][0]["queries"] < 5
@@ -128,6 +133,15 @@ def test_two_texts_are_compared(bert_folder, here, capfd):
 def test_records_and_models_are_compared(saved, bert_folder, capfd):
     code, out, _ = run(["compare", "--record", saved, "--record", saved], capfd)
     assert code == 0 and "layer 0, head 0      0.000" in out
+    for layers, name in (("0,1", "both.npz"), ("1", "one.npz")):
+        arguments = ["--model", bert_folder, "--layers", layers, "--out", name]
+        assert run(["look", "the cat", *arguments], capfd)[0] == 0
+    code, out, _ = run(["compare", "--record", "both.npz", "--record", "one.npz"], capfd)
+    assert (
+        code == 0
+        and "encoder.layer.1" in out
+        and "encoder.layer.0.attention.self: the weights of all heads" in out
+    )
     code, out, _ = run(["compare", "the cat", "--model", bert_folder, "--other-model", bert_folder], capfd)
     assert code == 0 and "hardly changed" in out
 
@@ -161,6 +175,15 @@ def broken(change):
 
 HOSTILE = [
     (["look", "--record", "nowhere.npz"], "cannot read the record nowhere.npz: No such file"),
+    (
+        broken(lambda here: (here / "kept.json").rename(here / "away.json")),
+        "kept.json: No such file",
+    ),
+    (broken(lambda here: (here / "kept.npz").unlink()), "kept.npz: No such file"),
+    (["look", "--record", "kept.npz", "--model", "MODEL"], "--model means nothing beside --record"),
+    (["look", "--record", "kept.npz", "--target", "a"], "--target means nothing beside --record"),
+    (["look", "--image", "a.png", "--target", "a"], "--target means nothing beside --image"),
+    (["compare", "--record", "kept.npz", "--record", "kept.npz", "--model", "MODEL"], "and nothing else"),
     (broken(lambda here: (here / "kept.json").write_text("{")), "is not a record of regard"),
     (broken(lambda here: (here / "kept.npz").write_bytes(b"PK")), "is not a record of regard"),
     (

@@ -24,7 +24,9 @@ _Json = Annotated[bool, typer.Option("--json", help="Print JSON for other progra
 _Redact = Annotated[bool, typer.Option("--redact", help="Mask the text; weights and lengths stay.")]
 _Layer = Annotated[int | None, typer.Option(help="The layer to show in full, counted from 0.")]
 _Head = Annotated[int | None, typer.Option(help="The head to show in full, counted from 0.")]
-_Model = Annotated[str, typer.Option(help="A fetched model, a local transformers folder, or a cached name.")]
+_Model = Annotated[
+    str | None, typer.Option(help="A fetched model (minilm), a local transformers folder, or a cached name.")
+]
 _Text = Annotated[str | None, typer.Option(help="The same, as an option.")]
 _File = Annotated[Path | None, typer.Option(help="A UTF-8 text file; - reads standard input.")]
 
@@ -39,7 +41,7 @@ def look(
     target: Annotated[
         str | None, typer.Option(help="What a translating model is to have written: shows cross-attention.")
     ] = None,
-    model: _Model = "minilm",
+    model: _Model = None,
     layer: _Layer = None,
     head: _Head = None,
     layers: Annotated[str | None, typer.Option(help="Keep the weights of these alone: 0,2-4.")] = None,
@@ -83,7 +85,7 @@ def look(
 @app.command()
 def compare(
     texts: Annotated[list[str] | None, typer.Argument(help="Two texts; or one, with --other-model.")] = None,
-    model: _Model = "minilm",
+    model: _Model = None,
     other_model: Annotated[str | None, typer.Option(help="The second model, for one text.")] = None,
     record: Annotated[list[Path] | None, typer.Option(help="A saved record; give it twice.")] = None,
     layer: _Layer = None,

@@ -138,6 +138,16 @@ def test_a_record_cannot_name_a_file_elsewhere(record, tmp_path):
         Record.load(described)
 
 
+def test_a_record_is_the_two_files_of_one_name(record, tmp_path):
+    npz, described = record.save(tmp_path / "x")
+    npz.rename(tmp_path / "y.npz"), described.rename(tmp_path / "y.json")
+    assert Record.load(tmp_path / "y").text == record.text
+    record.save(tmp_path / "x")
+    (tmp_path / "y.npz").write_bytes(b"PK")
+    with pytest.raises(ValueError, match=r"y\.npz is not the file that was saved with it"):
+        Record.load(tmp_path / "y")
+
+
 def full_site():
     """A site that holds one of everything a watch may keep, with 2 samples, 4 heads of 2, 3 queries and 5 keys."""
     weights = torch.rand(2, 4, 3, 5, generator=torch.Generator().manual_seed(0)).softmax(-1)

@@ -21,7 +21,7 @@ _LONGEST_FILE = 10_000_000
 def look(
     text: str | None,
     *,
-    model: str,
+    model: str | None,
     image: Path | None,
     record: Path | None,
     target: str | None,
@@ -41,11 +41,11 @@ def look(
     source = made(model=model, text=text, image=image, record=record, target=target, **chosen)
     if unit is not None:
         source = merged(source, unit)
-    if hidden:
-        source = redact(source)
     sites = shown(source)
     layer, head = opening(sites, _only(layer, chosen["layers"]), _only(head, chosen["heads"]))
     asked = places(tokens, sites[layer].queries, sites[layer].Tq)
+    if hidden:  # after the text of a token could be asked for
+        source = redact(source)
     written = _look_out.write(
         source,
         outs,

@@ -21,7 +21,7 @@ _LISTED = 12
 def compare(
     texts: Sequence[str],
     *,
-    model: str,
+    model: str | None,
     other_model: str | None,
     records: Sequence[Path],
     layer: int | None,
@@ -50,10 +50,10 @@ def compare(
 
 
 def _two(
-    texts: Sequence[str], model: str, other_model: str | None, records: Sequence[Path]
+    texts: Sequence[str], model: str | None, other_model: str | None, records: Sequence[Path]
 ) -> tuple[Record, Record]:
     if records:
-        if len(records) != 2 or texts or other_model is not None:
+        if len(records) != 2 or texts or model is not None or other_model is not None:
             raise ValueError("give two saved records and nothing else: regard compare --record A --record B")
         first, second = (_look_run.loaded_record(path) for path in records)
         return first, second

@@ -70,13 +70,13 @@ def difference(first: Record, second: Record, *, sample: int = 0) -> Difference:
     """Compare two records head by head, on the tokens that they have in common.
 
     Sites are paired in order, within each kind ("self", "cross"); a pair with different numbers of heads is left out
-    with a note. Tokens are aligned as the longest common subsequences of their texts (special tokens too), so that of
-    two prompts the words that stayed are compared; sites without tokens are aligned by position when their lengths
-    are the same. The distance of two rows is the square root of their Jensen-Shannon divergence in bits (Lin, 1991;
-    Endres and Schindelin, 2003). Raises ValueError where no pair of sites fits, or weights were not kept.
+    with a note, and so is one of which not all weights were kept. Tokens are aligned as the longest common
+    subsequences of their texts (special tokens too), so that of two prompts the words that stayed are compared; sites
+    without tokens are aligned by position when their lengths are the same. The distance of two rows is the
+    square root of their Jensen-Shannon divergence in bits (Lin, 1991; Endres and Schindelin, 2003). Raises ValueError where no pair of sites fits.
     """
     notes: list[str] = []
-    found = []
+    found, unkept = [], []
     for kind in ("self", "cross"):
         ours, theirs = _of_kind(first, kind), _of_kind(second, kind)
         if len(ours) != len(theirs):
@@ -89,11 +89,19 @@ def difference(first: Record, second: Record, *, sample: int = 0) -> Difference:
                     f"{mine.title}: {mine.heads} heads in one and {other.heads} in the other; left out"
                 )
                 continue
+            if not (mine.has_weights and other.has_weights):
+                unkept.append(mine.title)
+                continue
             made = _pair((a, mine), (b, other), sample)
             if made is None:
                 notes.append(f"{mine.title}: the two have no tokens in common; left out")
             else:
                 found.append(made)
+    if unkept:
+        notes.append(
+            f"{', '.join(unkept)}: the weights of all heads were not kept in both; left out. "
+            "Make both with keep=Keep(weights=True)"
+        )
     if not found:
         raise ValueError(
             f"the two records have nothing to compare: {'; '.join(notes) or 'there are no sites'}"

@@ -24,11 +24,12 @@ from regard.look._watch_keep import Keep
 # Shorter texts are read before a bar could be seen.
 _SHORT = 256
 _TOPK, _POOL = 8, 1024
+MODEL = "minilm"
 
 
 def made(
     *,
-    model: str,
+    model: str | None,
     text: str | None,
     image: Path | None,
     record: Path | None,
@@ -42,8 +43,13 @@ def made(
             raise ValueError(
                 "--layers and --heads choose what is kept while a model runs; a saved record holds what it holds"
             )
+        if model is not None or target is not None:
+            option = "--target" if model is None else "--model"
+            raise ValueError(f"{option} means nothing beside --record, where no model runs; leave it out")
         return loaded_record(record)
-    loaded = load_model(model)
+    if image is not None and target is not None:
+        raise ValueError("--target means nothing beside --image; leave it out")
+    loaded = load_model(MODEL if model is None else model)
     if image is not None:
         _require_image(image)
         return record_of_image(loaded, image, keep=_chosen(loaded, 0, layers, heads))
@@ -59,7 +65,9 @@ def loaded_record(path: Path) -> Record:
     try:
         return Record.load(path)
     except OSError as error:
-        raise OSError(f"cannot read the record {path}: {error.strerror or error}") from error
+        # A record is two files: where only its twin is missing, that one is named.
+        missing = error.filename if path.exists() else path
+        raise OSError(f"cannot read the record {missing}: {error.strerror or error}") from error
 
 
 def _require_image(image: Path) -> None:

@@ -60,7 +60,7 @@ def pack(record: Record, path: str | Path) -> dict[Path, bytes]:
         "text": record.text,
         "model": record.model,
         "notes": record.notes,
-        "arrays": {"file": npz.name, "sha256": hashlib.sha256(data).hexdigest()},
+        "arrays": {"sha256": hashlib.sha256(data).hexdigest()},
         "image": record.image is not None,
         "tokens": [[vars(token) for token in table] for table in tables],
         "sites": sites,
@@ -85,7 +85,7 @@ def unpack(path: str | Path) -> Record:
             "read it with the regard that wrote it, or make it again with this one"
         )
     try:
-        data = npz.with_name(Path(head["arrays"]["file"]).name).read_bytes()
+        data = npz.read_bytes()
         if hashlib.sha256(data).hexdigest() != head["arrays"]["sha256"]:
             raise ValueError(f"{npz.name} is not the file that was saved with it")
         with np.load(io.BytesIO(data), allow_pickle=False) as arrays:

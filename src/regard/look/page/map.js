@@ -92,7 +92,7 @@ const drawMap = () => {
   drawMapHint();
 };
 const drawMapHint = () => {
-  const parts = ["Colour follows the square root of the weight."];
+  const parts = [`Colour follows the square root of the ${record.signed ? "change" : "weight"}.`];
   if (shown.levels.length === 0) parts.push(bare() ? "" : "The map of this head is not in this page: the lists are.");
   else if (!shown.whole) parts.push(`${queries().length} x ${keys().length} weights are pooled to ${shown.levels[0].rows} x ${shown.levels[0].columns} blocks.`);
   else if (queries().length > 560 || keys().length > 560) parts.push("Cells share a pixel until you zoom in.");
