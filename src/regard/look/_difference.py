@@ -73,7 +73,8 @@ def difference(first: Record, second: Record, *, sample: int = 0) -> Difference:
     with a note, and so is one of which not all weights were kept. Tokens are aligned as the longest common
     subsequences of their texts (special tokens too), so that of two prompts the words that stayed are compared; sites
     without tokens are aligned by position when their lengths are the same. The distance of two rows is the
-    square root of their Jensen-Shannon divergence in bits (Lin, 1991; Endres and Schindelin, 2003). Raises ValueError where no pair of sites fits.
+    square root of their Jensen-Shannon divergence in bits (Lin, 1991; Endres and Schindelin, 2003). Raises
+    ValueError where no pair of sites fits.
     """
     notes: list[str] = []
     found, unkept = [], []
