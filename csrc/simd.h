@@ -85,6 +85,9 @@ REGARD_INLINE F reciprocal(F x) {
 #endif
 }
 
+// 2^n of a number that 1.5 * 2^23 was added to: n in the low bits goes to the exponent.
+REGARD_INLINE F power(F shifted) { return as_float(I((U(as_int(shifted)) << 23) + (127u << 23))); }
+
 // 2^x, relative error 1e-7; 0 below -126.5, at most 2^127; NaN stays NaN.
 REGARD_INLINE F exp2(F x) {
     x = larger(all(-127.0f), x);
@@ -96,7 +99,7 @@ REGARD_INLINE F exp2(F x) {
     p = p * f + 0.24022242081005665f;
     p = p * f + 0.693146977595791f;
     p = p * f + 1.0f;
-    return p * as_float((as_int(shifted) << 23) + (127 << 23));
+    return p * power(shifted);
 }
 
 // e^x for x <= 88, relative error 1e-7 whatever the size of x: 0 below -87.7, NaN stays NaN.
@@ -110,7 +113,7 @@ REGARD_INLINE F exp(F x) {
     p = p * f + 0.24022242081005665f;
     p = p * f + 0.693146977595791f;
     p = p * f + 1.0f;
-    return p * as_float((as_int(shifted) << 23) + (127 << 23));
+    return p * power(shifted);
 }
 
 REGARD_INLINE F exp2_bounded(F x) { return exp2(smaller(all(127.0f), x)); }
@@ -128,7 +131,7 @@ REGARD_INLINE F exp_fine(F x) {
     p = p * r + 0.5f;
     p = p * r + 1.0f;
     p = p * r + 1.0f;
-    return p * as_float((as_int(shifted) << 23) + (127 << 23));
+    return p * power(shifted);
 }
 
 // tanh x to a few units in the last place: a polynomial near 0, 1 - 2 / (e^2x + 1) beyond.

@@ -103,7 +103,7 @@ struct Total {
 
 // log2(u) of normal u > 0, `lost` more where that is what rounding took from u, relative to it.
 REGARD_INLINE F log2_of(F u, F lost) {
-    const I bits = as_int(u) - 0x3F3504F3;
+    const I bits = I(U(as_int(u)) - 0x3F3504F3u);
     const F f = as_float((bits & 0x7FFFFF) + 0x3F3504F3) - 1.0f, z = f * f;
     F p = all(7.0376836292e-2f);
     p = p * f - 1.1514610310e-1f;

@@ -30,9 +30,9 @@ FINDS = tuple[Tensor, Tensor, Tensor]
 
 
 def decoded(query: Tensor, key: Tensor, value: Tensor, **mechanism: Any) -> FINDS | None:
-    """Output, log-sum-exp and row numbers of the compiled kernel; None where it hands the call over."""
+    """What the compiled kernel gives where no row numbers are wanted; None where it hands the call over."""
     options = {"mask": None, "score": Dot(), "normalize": Softmax(), "bias": None} | mechanism
-    return native.forward(lower(prepare(query, key, value, **options), True, "native"))
+    return native.forward(lower(prepare(query, key, value, **options), False, "native"))
 
 
 def defined(dtype: torch.dtype, *tensors: Tensor, **mechanism: Any) -> tuple[Tensor, Tensor]:
@@ -41,10 +41,10 @@ def defined(dtype: torch.dtype, *tensors: Tensor, **mechanism: Any) -> tuple[Ten
 
 
 def hold(query: Tensor, key: Tensor, value: Tensor, bound: float | None = None, **mechanism: Any) -> Tensor:
-    """Output (contract 11), log-sum-exp and row numbers are those of the definition."""
+    """The output is that of the definition (contract 11), empty rows are 0."""
     found = decoded(query, key, value, **mechanism)
     assert found is not None
-    output, lse, (peak, total) = found
+    output = found[0]
     exact, exact_lse = defined(torch.float64, query, key, value, **mechanism)
     plain, _ = defined(query.dtype, query, key, value, **mechanism)
     size = float(exact.norm())
@@ -53,12 +53,7 @@ def hold(query: Tensor, key: Tensor, value: Tensor, bound: float | None = None, 
     twice = 2 * float((plain.double() - exact).norm())
     assert apart <= (max(twice, BOUNDS[query.dtype] * size) if bound is None else bound * size)
     empty = exact_lse == -torch.inf
-    assert torch.equal(empty, lse == -torch.inf)
-    assert bool((output[empty] == 0).all()) and bool((total[empty] == 0).all())
-    again = peak.double() + total.double().log()
-    scale = 1e-5 * (1 + exact_lse[~empty].abs())
-    for numbers in (lse.double(), again):
-        assert bool(((numbers - exact_lse)[~empty].abs() <= scale).all())
+    assert bool((output[empty] == 0).all())
     return output
 
 
