@@ -136,7 +136,18 @@ inline void add_bias_gradient(const Block &block, int g, Span span, const float 
     const int64_t keys = span.last - span.first, top = block.first + g * GROUP;
     const int there = int(least(GROUP, block.rows - g * GROUP));
     float *to = dbias + block.b * x.b + block.h * x.h + span.first * x.k;
-    if (x.q == 0 || x.k == 0 || there < GROUP) {
+    if (x.q == 0) {  // sums of sums here too
+        float whole = 0;
+        for (int64_t k = 0; k < keys; ++k) {
+            float line = 0;
+            for (int lane = 0; lane < there; ++lane) line += slopes[k * ld + lane];
+            if (x.k) to[k * x.k] += line;
+            else whole += line;
+        }
+        if (!x.k) to[0] += whole;
+        return;
+    }
+    if (x.k == 0 || there < GROUP) {
         for (int64_t k = 0; k < keys; ++k)
             for (int lane = 0; lane < there; ++lane) to[(top + lane) * x.q + k * x.k] += slopes[k * ld + lane];
         return;

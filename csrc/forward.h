@@ -32,16 +32,21 @@ void weigh_softmax(float *tile, int64_t keys, const Sums &sums, int64_t Dv) {
         }
         store(sums.peak + n * LANES, top[n]);
     }
-    for (int64_t k = 0; k < keys; ++k)
+    F few[VECTORS] = {};
+    for (int64_t k = 0; k < keys; ++k) {
+        if (k % 16 == 0) {  // sums of sums: what the total lacks, every weight of the row has too much
+            EACH(n, VECTORS) part[n] += few[n], few[n] = F{};
+        }
         EACH(n, VECTORS) {
             float *at = tile + k * GROUP + n * LANES;
             const F below = load(at) - peak[n], weight = exp(below);
             store(at, weight);
-            part[n] += weight;
+            few[n] += weight;
             if constexpr (MOMENT) moment[n] += weight * larger(all(-127.0f), below);
         }
+    }
     EACH(n, VECTORS) {
-        store(sums.total + n * LANES, total[n] + part[n]);
+        store(sums.total + n * LANES, total[n] + (part[n] + few[n]));
         if constexpr (MOMENT) store(sums.moment + n * LANES, moment[n]);
     }
 }

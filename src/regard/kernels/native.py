@@ -200,18 +200,19 @@ class _Room:
             found["weight"] = _total(self.weight).sum_to_size(problem.weight.shape)
         if self.bias is not None and problem.bias is not None:
             bias = self.bias if self.bias.ndim == 4 else _total(self.bias)
-            found["bias"] = bias.sum_to_size(problem.bias.shape)
+            sums = bias if bias.shape == problem.bias.shape else bias.double()
+            found["bias"] = sums.sum_to_size(problem.bias.shape)
         if self.diagonal is not None and problem.diagonal is not None:
             inner = _total(self.diagonal)[..., _PADDING:-_PADDING]
-            found["diagonal"] = inner.sum_to_size(problem.diagonal.shape)
+            found["diagonal"] = inner.double().sum_to_size(problem.diagonal.shape)
         if "scale" in self.wanted and problem.scale is not None:
             # dquery = scale sum_j ds_ij k_j: its product with the query is the scale times the gradient of the scale.
             along = (self.query.double() * problem.query).sum((-1, -2)) / problem.scale
             found["scale"] = along.sum_to_size(problem.scale.shape)
         if self.row is not None and problem.shift is not None:
-            found["shift"] = self.row.sum(-1).sum_to_size(problem.shift.shape)
+            found["shift"] = self.row.double().sum(-1).sum_to_size(problem.shift.shape)
         if self.row is not None and problem.alpha is not None:
-            found["alpha"] = self.row.sum(-1).sum_to_size(problem.alpha.shape)
+            found["alpha"] = self.row.double().sum(-1).sum_to_size(problem.alpha.shape)
         if "sink" in self.wanted and problem.sink is not None:
             found["sink"] = _sink_gradient(problem.sink, grad_output, grad_lse, output, rows)
         return found
@@ -222,10 +223,10 @@ def _sink_gradient(
 ) -> Tensor:
     """The sink is a key of value 0: of weight w, its gradient is w (dlse - grad_output . output), over all rows."""
     peak, total = rows[:2]
-    share = torch.exp(sink.float()[..., None] - peak) / total
+    share = torch.exp(sink.double()[..., None] - peak) / total
     share = share.masked_fill(total == 0, 0.0)
     output = rows[2:].permute(1, 2, 3, 0) if rows.shape[0] > 2 else output.float()
-    mean = torch.linalg.vecdot(grad_output.float(), output)
+    mean = torch.linalg.vecdot(grad_output.double(), output.double())
     change = -mean if grad_lse is None else grad_lse - mean
     total_change: Tensor = (change * share).sum(-1)
     return total_change.sum_to_size(sink.shape)
