@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from regard import watch
-from regard.look import Record
+from regard.look import EVERYTHING, Record
 from regard.look._model import LoadedModel, tokens_of
 from studies.context.sentences import Use
 
@@ -48,7 +48,7 @@ def look(loaded: LoadedModel, word: str, sense: str, use: Use, *, hide_cues: boo
         raise ValueError(f"{use.sentence!r}: expected each of {wanted} to be one token of {loaded.name}")
     model: Any = loaded.model
     shown = torch.tensor([[not (hide_cues and token.lower() in use.cues) for token in tokens]]).long()
-    with torch.no_grad(), watch(model) as record:
+    with torch.no_grad(), watch(model, keep=EVERYTHING) as record:
         given = {"input_ids": torch.tensor([ids]), "attention_mask": shown}
         states = model(**given, output_hidden_states=True).hidden_states
     vectors = torch.stack([state[0, places[0]] for state in states]).double()
