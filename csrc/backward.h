@@ -11,29 +11,15 @@ struct BackwardRoom {
     float *pack, *delta, *inverse, *peak, *row_sums, *falling_sums;
     uint32_t *bits;
 
-    static int64_t floats(const Arguments &a) {
-        const int64_t D = a.D, Dv = a.Dv;
-        return BLOCK * (3 * D + Dv + padded_width(D) + padded_width(Dv) + most(D, Dv)) + 3 * BACK_KEYS * BLOCK +
-               BACK_KEYS * (2 * D + Dv + 1) + 4 * BLOCK + (D + 1) * GROUP + 20 * 16;
-    }
-    explicit BackwardRoom(const Arguments &a, Arena &arena) {
-        query = arena.take(BLOCK * a.D);
-        lifted = arena.take(BLOCK * a.D);
-        grad = arena.take(BLOCK * a.Dv);
-        dquery = arena.take(BLOCK * a.D);
-        weights = arena.take(BACK_KEYS * BLOCK);
-        slopes = arena.take(BACK_KEYS * BLOCK);
-        caps = arena.take(BACK_KEYS * BLOCK);
-        query_rows = arena.take(BLOCK * padded_width(a.D));
-        grad_rows = arena.take(BLOCK * padded_width(a.Dv));
-        keys = arena.take(BACK_KEYS * a.D);
-        keys_lifted = arena.take(BACK_KEYS * a.D);
+    BackwardRoom(const Arguments &a, Arena &arena) {
+        const int64_t queries = BLOCK * a.D, tile = BACK_KEYS * BLOCK;
+        query = arena.take(queries), lifted = arena.take(queries), dquery = arena.take(queries);
+        grad = arena.take(BLOCK * a.Dv), pack = arena.take(BLOCK * most(a.D, a.Dv));
+        weights = arena.take(tile), slopes = arena.take(tile), caps = arena.take(tile);
+        query_rows = arena.take(BLOCK * padded_width(a.D)), grad_rows = arena.take(BLOCK * padded_width(a.Dv));
+        keys = arena.take(BACK_KEYS * a.D), keys_lifted = arena.take(BACK_KEYS * a.D);
         values = arena.take(BACK_KEYS * a.Dv);
-        pack = arena.take(BLOCK * most(a.D, a.Dv));
-        delta = arena.take(BLOCK);
-        inverse = arena.take(BLOCK);
-        peak = arena.take(BLOCK);
-        row_sums = arena.take(BLOCK);
+        delta = arena.take(BLOCK), inverse = arena.take(BLOCK), peak = arena.take(BLOCK), row_sums = arena.take(BLOCK);
         falling_sums = arena.take((a.D + 1) * GROUP);  // additive: sums of slope times 1 / (e^2x + 1), and of slopes
         bits = reinterpret_cast<uint32_t *>(arena.take(BACK_KEYS));
     }
@@ -85,11 +71,7 @@ inline void weigh_again(const Block &block, int g, int64_t keys, const BackwardR
         peak[n] = load(room.peak + g * GROUP + n * LANES);
         inverse[n] = load(room.inverse + g * GROUP + n * LANES);
     }
-    for (int64_t k = 0; k < keys; ++k)
-        EACH(n, VECTORS) {
-            float *at = tile + k * ld + n * LANES;
-            store(at, exp(load(at) - peak[n]) * inverse[n]);
-        }
+    change(tile, keys, ld, [&](F x, int64_t, int n) { return exp(x - peak[n]) * inverse[n]; });
 }
 
 // From the gradient of the weights (in slopes) to that of the scores, times `factor`; dropped weights become 0.
@@ -147,13 +129,8 @@ inline void add_bias_gradient(const Block &block, int g, Span span, const float 
         if (!x.k) to[0] += whole;
         return;
     }
-    if (x.k == 0 || there < GROUP) {
-        for (int64_t k = 0; k < keys; ++k)
-            for (int lane = 0; lane < there; ++lane) to[(top + lane) * x.q + k * x.k] += slopes[k * ld + lane];
-        return;
-    }
     int64_t k = 0;
-    for (; x.k == 1 && k + LANES <= keys; k += LANES)
+    for (; x.k == 1 && there == GROUP && k + LANES <= keys; k += LANES)
         EACH(n, VECTORS) {
             F y[LANES];
             EACH(m, LANES) y[m] = load(slopes + (k + m) * ld + n * LANES);
@@ -164,7 +141,7 @@ inline void add_bias_gradient(const Block &block, int g, Span span, const float 
             }
         }
     for (; k < keys; ++k)
-        for (int lane = 0; lane < GROUP; ++lane) to[(top + lane) * x.q + k * x.k] += slopes[k * ld + lane];
+        for (int lane = 0; lane < there; ++lane) to[(top + lane) * x.q + k * x.k] += slopes[k * ld + lane];
 }
 
 inline void add_diagonal_gradient(const Block &block, int g, Span span, const float *slopes, int64_t ld, float *ddiagonal) {
@@ -217,11 +194,7 @@ void additive_slopes(const Block &block, int g, const Keys &keys, int64_t from, 
 }
 
 inline void multiply(float *tile, const float *by, int64_t keys, int64_t ld, float factor) {
-    for (int64_t k = 0; k < keys; ++k)
-        EACH(n, VECTORS) {
-            const int64_t at = k * ld + n * LANES;
-            store(tile + at, load(tile + at) * (by ? load(by + at) * factor : all(factor)));
-        }
+    change(tile, keys, ld, [&](F x, int64_t k, int n) { return x * (by ? load(by + k * ld + n * LANES) * factor : all(factor)); });
 }
 
 inline void blank(float *tile, int64_t from, int64_t to, int64_t ld) {
@@ -234,13 +207,10 @@ bool backward_group(const Block &block, int g, Span span, const Keys &keys, int6
                     const BackwardRoom &room, const Target &target) {
     const Arguments &a = block.a;
     const int64_t from = span.first - first, count = span.last - span.first, ld = BLOCK;
-    const int open = look_up(block, g, span, room.bits);
-    if (!open) return false;
     float *weights = room.weights + from * ld + g * GROUP, *slopes = room.slopes + from * ld + g * GROUP;
     float *caps = room.caps + from * ld + g * GROUP;
-    score_tile<SCORE>(block, g, keys, from, from + count, weights, ld);
-    finish_scores(block, g, span, weights, ld, a.softcap > 0 ? caps : nullptr);
-    if (open == 1) close_by_bits(room.bits, count, weights, ld);
+    float *bends = a.softcap > 0 ? caps : nullptr;
+    if (!scores_of<SCORE>(block, g, span, keys, first, room.bits, weights, ld, bends)) return false;
     weigh_again(block, g, count, room, weights, ld);
     product<true, false>(count, a.Dv, values.row(from), values.stride, room.grad + g * a.Dv * GROUP, GROUP, slopes, ld);
     const bool between = a.softcap > 0 || target.dbias || target.ddiagonal;
@@ -250,7 +220,7 @@ bool backward_group(const Block &block, int g, Span span, const Keys &keys, int6
     else slope_tile<RELU>(block, g, span, room, weights, slopes, ld, now);
     if (target.dbias) add_bias_gradient(block, g, span, slopes, ld, target.dbias);
     if (target.ddiagonal) add_diagonal_gradient(block, g, span, slopes, ld, target.ddiagonal);
-    if (between) multiply(slopes, a.softcap > 0 ? caps : nullptr, count, ld, factor);
+    if (between) multiply(slopes, bends, count, ld, factor);
     float *dkey = target.dkey + span.first * padded_width(a.D);
     if constexpr (SCORE == DOT)
         product<false, true>(a.D, count, keys.rows.row(from), keys.rows.stride, slopes, ld,
@@ -314,16 +284,11 @@ struct Tiles {
     const BackwardRoom back;
 
     Tiles(const Arguments &a, Arena &arena) : back(a, arena) {}
-    static int64_t floats(const Arguments &a) { return BackwardRoom::floats(a); }
     static int64_t height(const Arguments &a) { return a.D + a.Dv > 128 ? BLOCK / 2 : BLOCK; }
 
     template <int SCORE>
     bool walk(const Block &block, const Target &target) {
-        for (int range = 0; range < block.seen.count; ++range) {
-            const int64_t end = block.seen.ranges[range][1];
-            for (int64_t k = block.seen.ranges[range][0]; k < end; k += BACK_KEYS)
-                backward_keys<SCORE>(block, k, least(k + BACK_KEYS, end), back, target);
-        }
+        block.seen.each_tile(BACK_KEYS, [&](int64_t k, int64_t stop) { backward_keys<SCORE>(block, k, stop, back, target); });
         return true;
     }
 };
@@ -384,7 +349,7 @@ int32_t backward(const Arguments &a) {
     const int64_t work = a.B * a.Hkv * a.splits, together = a.in_turn ? a.splits : work;
     int32_t status = REGARD_OK;
     for (int64_t start = 0; start < work && status == REGARD_OK; start += together)
-        status = on_threads(a.threads, together, Way::floats(a), [&](int64_t n) {
+        status = on_threads(a.threads, together, floats_of<Way>(a), [&](int64_t n) {
             Way way(a, arena());
             const int64_t split = (start + n) % a.splits, head = (start + n) / a.splits;
             const bool finite = backward_head<SCORE>(a, split, head / a.Hkv, head % a.Hkv, way);

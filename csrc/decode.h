@@ -238,23 +238,21 @@ inline bool decode_keys(Team &team, int64_t from, int64_t to, const Totals &tota
     return sum(team.odd) == 0.0f;
 }
 
-// Divides by the totals (a sink takes its share), writes outputs and row numbers. Whether all is finite.
+// Divides by the totals (a sink takes its share), writes outputs. Whether all is finite.
 inline bool close_rows(const Team &team, const Totals &totals) {
     const Arguments &a = team.a;
     alignas(64) float whole[256];
     float odd = 0;
     for (int64_t m = 0; m < team.p.rows; ++m) {
         const int64_t h = team.head(m), at = (team.b * a.H + h) * a.Tq + team.row(m);
-        float peak = totals.peak[m], total = totals.total[m], own = 1.0f;
+        const float peak = totals.peak[m];
+        float total = totals.total[m], own = 1.0f;
         const bool empty = peak == -INF;
         if (a.sink.data && !empty) {
             const float sink = *a.sink.at(team.b, h), top = sink > peak ? sink : peak;
             own = ::expf(peak - top);
             total = total * own + ::expf(sink - top);
-            peak = top;
         }
-        if (a.rows) a.rows[at] = empty ? 0.0f : peak, a.rows[a.B * a.H * a.Tq + at] = empty ? 0.0f : total;
-        if (a.lse) a.lse[at] = empty ? -INF : peak + ::logf(total);
         const F factor = all(empty ? 0.0f : own / total);
         for (int64_t n = 0; n < up(a.Dv, LANES); ++n)
             store(whole + column_of(n, a.Dv), load(totals.output + m * totals.apart + n * LANES) * factor);

@@ -1,6 +1,7 @@
 // Baseline code: which copies of the kernels were compiled in, which run on this processor, and which one is used.
 #include <atomic>
 #include <cstring>
+#include <string>
 
 #include "regard.h"
 
@@ -64,29 +65,25 @@ std::atomic<const Variant *> &selected() {
     return one;
 }
 
-struct Names {
-    char text[128] = "";
-    explicit Names(bool runnable) {
-        for (const Variant &variant : variants) {
-            if (runnable && !runs(variant.name)) continue;
-            if (text[0]) std::strcat(text, " ");
-            std::strcat(text, variant.name);
-        }
-    }
-};
+std::string names(bool runnable) {
+    std::string found;
+    for (const Variant &variant : variants)
+        if (!runnable || runs(variant.name)) found += (found.empty() ? "" : " ") + std::string(variant.name);
+    return found;
+}
 }  // namespace
 
 REGARD_EXPORT int32_t regard_abi() { return REGARD_ABI; }
 
 // The copies that were compiled in, and those of them that run here; separated by spaces, best first.
 REGARD_EXPORT const char *regard_compiled() {
-    static const Names names(false);
-    return names.text;
+    static const std::string found = names(false);
+    return found.c_str();
 }
 
 REGARD_EXPORT const char *regard_variants() {
-    static const Names names(true);
-    return names.text;
+    static const std::string found = names(true);
+    return found.c_str();
 }
 
 // The copy in use, "" where none of them runs here.

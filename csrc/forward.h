@@ -34,9 +34,8 @@ void weigh_softmax(float *tile, int64_t keys, const Sums &sums, int64_t Dv) {
     }
     F few[VECTORS] = {};
     for (int64_t k = 0; k < keys; ++k) {
-        if (k % 16 == 0) {  // sums of sums: what the total lacks, every weight of the row has too much
+        if (k % 16 == 0)  // sums of sums: what the total lacks, every weight of the row has too much
             EACH(n, VECTORS) part[n] += few[n], few[n] = F{};
-        }
         EACH(n, VECTORS) {
             float *at = tile + k * GROUP + n * LANES;
             const F below = load(at) - peak[n], weight = exp(below);
@@ -59,12 +58,7 @@ REGARD_INLINE F sigmoid(F score, float shift) {
 inline void weigh_each(const Block &block, float *tile, int64_t keys, int64_t ld) {
     const Arguments &a = block.a;
     const float shift = a.normalize == SIGMOID ? *a.shift.at(block.b, block.h) : 0.0f;
-    for (int64_t k = 0; k < keys; ++k)
-        EACH(n, VECTORS) {
-            float *at = tile + k * ld + n * LANES;
-            const F score = load(at);
-            store(at, a.normalize == SIGMOID ? sigmoid(score, shift) : larger(F{}, score));
-        }
+    change(tile, keys, ld, [&](F x, int64_t, int) { return a.normalize == SIGMOID ? sigmoid(x, shift) : larger(F{}, x); });
 }
 
 // What dropout leaves of a tile; `to` may be the tile itself.
@@ -78,20 +72,10 @@ struct ForwardRoom {
     float *query, *lifted, *output, *peak, *total, *tile, *keys, *values, *keys_lifted, *pack;
     uint32_t *bits;
 
-    static int64_t floats(const Arguments &a) {
-        const int64_t wide = most(a.D, a.Dv);
-        return BLOCK * (2 * a.D + a.Dv) + KEYS * (2 * a.D + a.Dv + GROUP + 1) + BLOCK * wide + 2 * BLOCK + 16 * 12;
-    }
-    explicit ForwardRoom(const Arguments &a, Arena &arena) {
-        query = arena.take(BLOCK * a.D);
-        lifted = arena.take(BLOCK * a.D);
-        output = arena.take(BLOCK * a.Dv);
-        peak = arena.take(BLOCK);
-        total = arena.take(BLOCK);
-        tile = arena.take(KEYS * GROUP);
-        keys = arena.take(KEYS * a.D);
-        keys_lifted = arena.take(KEYS * a.D);
-        values = arena.take(KEYS * a.Dv);
+    ForwardRoom(const Arguments &a, Arena &arena) {
+        query = arena.take(BLOCK * a.D), lifted = arena.take(BLOCK * a.D), output = arena.take(BLOCK * a.Dv);
+        peak = arena.take(BLOCK), total = arena.take(BLOCK), tile = arena.take(KEYS * GROUP);
+        keys = arena.take(KEYS * a.D), keys_lifted = arena.take(KEYS * a.D), values = arena.take(KEYS * a.Dv);
         pack = arena.take(BLOCK * most(a.D, a.Dv));
         bits = reinterpret_cast<uint32_t *>(arena.take(KEYS));
     }
@@ -101,6 +85,7 @@ struct ForwardRoom {
 struct Unwatched {
     void open_tile(int64_t, int64_t) {}
     float *tile(int, Span, const ForwardRoom &room) { return room.tile; }
+    void nothing(int, Span) {}
     float *moment(int) { return nullptr; }
     void scores(int, Span, const float *) {}
     void weights(int, Span, const float *) {}
@@ -112,13 +97,9 @@ void forward_tile(const Block &block, int g, Span span, const Keys &keys, int64_
                   const ForwardRoom &room, Watch &watch) {
     const Arguments &a = block.a;
     const int64_t count = span.last - span.first;
-    const int open = look_up(block, g, span, room.bits);
-    if (!open) return;
     const Sums sums{room.output + g * a.Dv * GROUP, room.peak + g * GROUP, room.total + g * GROUP, watch.moment(g)};
     float *tile = watch.tile(g, span, room);
-    score_tile<SCORE>(block, g, keys, span.first - first, span.last - first, tile, GROUP);
-    finish_scores(block, g, span, tile, GROUP, nullptr);
-    if (open == 1) close_by_bits(room.bits, count, tile, GROUP);
+    if (!scores_of<SCORE>(block, g, span, keys, first, room.bits, tile, GROUP, nullptr)) return watch.nothing(g, span);
     if (a.normalize == SOFTMAX) watch.scores(g, span, tile);
     if (a.normalize != SOFTMAX) weigh_each(block, tile, count, GROUP);
     else if (sums.moment) weigh_softmax<true>(tile, count, sums, a.Dv);
@@ -170,31 +151,26 @@ inline int64_t tile_keys(const Arguments &a) { return a.D + a.Dv > 256 ? KEYS / 
 template <int SCORE, class Watch>
 bool forward_block(const Arguments &a, int64_t b, int64_t h, int64_t first, int64_t rows, const ForwardRoom &room,
                    Watch &watch) {
-    const int64_t step = tile_keys(a);
     Block block{a, b, h, h / (a.H / a.Hkv), first, rows, 1, room.query, room.lifted, false, {}, {}};
     const bool finite = open_block<SCORE>(block, room.pack);
     std::memset(room.output, 0, BLOCK * a.Dv * sizeof(float));
     for (int lane = 0; lane < BLOCK; ++lane) room.peak[lane] = -INF, room.total[lane] = 0.0f;
-    for (int range = 0; range < block.seen.count; ++range) {
-        const int64_t end = block.seen.ranges[range][1];
-        for (int64_t k = block.seen.ranges[range][0]; k < end; k += step) {
-            const int64_t stop = least(k + step, end);
-            watch.open_tile(k, stop);
-            const Keys keys = open_keys<SCORE>(block, k, stop - k, room.keys, room.keys_lifted);
-            const Floats values = rows_of(a.value, a.kind, b, block.hkv, k, stop - k, a.Dv, room.values);
-            for (int g = 0; g * GROUP < block.rows; ++g) {
-                const Span span = block.seen.span(g, k, stop);
-                if (span.first < span.last) forward_tile<SCORE>(block, g, span, keys, k, values, room, watch);
-            }
+    block.seen.each_tile(tile_keys(a), [&](int64_t k, int64_t stop) {
+        watch.open_tile(k, stop);
+        const Keys keys = open_keys<SCORE>(block, k, stop - k, room.keys, room.keys_lifted);
+        const Floats values = rows_of(a.value, a.kind, b, block.hkv, k, stop - k, a.Dv, room.values);
+        for (int g = 0; g * GROUP < block.rows; ++g) {
+            const Span span = block.seen.span(g, k, stop);
+            if (span.first < span.last) forward_tile<SCORE>(block, g, span, keys, k, values, room, watch);
         }
-    }
+    });
     return close_block(block, room, watch) && finite;
 }
 
 // A key that is not finite may hide behind a weight of 0 or 1: such calls are for a kernel that looks.
 inline bool finite_keys(const Arguments &a) {
     const int64_t step = 512, parts = (a.Tk + step - 1) / step, work = a.B * a.Hkv * parts;
-    return REGARD_OK == on_threads(a.threads, work, 0, [&](int64_t n) {
+    return REGARD_OK == on_threads(work * a.D > 1024 ? a.threads : 1, work, 0, [&](int64_t n) {
         const int64_t at = n % parts * step, head = n / parts, count = least(step, a.Tk - at);
         return finite_rows(a.key, a.kind, head / a.Hkv, head % a.Hkv, at, count, a.D) ? REGARD_OK : REGARD_NOT_FINITE;
     });
@@ -211,7 +187,7 @@ template <int SCORE>
 int32_t forward(const Arguments &a) {
     if (!finite_keys(a)) return REGARD_NOT_FINITE;
     const int64_t height = height_of(a), blocks = (a.Tq + height - 1) / height, heads = a.B * a.H;
-    return on_threads(a.threads, heads * blocks, ForwardRoom::floats(a), [&](int64_t n) {
+    return on_threads(a.threads, heads * blocks, floats_of<ForwardRoom>(a), [&](int64_t n) {
         // The last blocks of a causal mask are the longest: they go first.
         const int64_t first = (blocks - 1 - n / heads) * height, head = n % heads;
         const ForwardRoom room(a, arena());

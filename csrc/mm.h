@@ -4,6 +4,13 @@
 #include "simd.h"
 
 namespace {
+// Changes the numbers of a tile [key][lane]: f(number, key, vector).
+template <class Change>
+REGARD_INLINE void change(float *tile, int64_t keys, int64_t ld, Change f) {
+    for (int64_t k = 0; k < keys; ++k, tile += ld)
+        EACH(n, VECTORS) store(tile + n * LANES, f(load(tile + n * LANES), k, n));
+}
+
 constexpr int64_t AHEAD = 8;
 
 // COLUMN: the depth runs along A's unit stride (A of row r at depth k is A[r * stride + k]); else its rows do

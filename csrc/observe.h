@@ -26,14 +26,6 @@ static_assert(sizeof(Wanted) == 16 * 8, "native_observe.py packs 16 integers");
 constexpr int64_t CHUNK = 8, CHUNKS = KEYS / CHUNK;  // of keys, whose largest scores say where top weights can be
 constexpr int64_t CELLS = KEYS + LANES;              // that a tile may touch, and a vector of them
 
-// log2 of positive numbers, absolute error 1e-7; finite for 0 and denormal ones.
-REGARD_INLINE F log2_of(F x) {
-    const I bits = as_int(x) - 0x3F3504F3;  // sqrt(1/2): the mantissa comes between it and twice that
-    const F m = as_float((bits & 0x007FFFFF) + 0x3F3504F3), t = (m - 1.0f) / (m + 1.0f), z = t * t;
-    const F p = (((all(0.32059889f) * z + 0.41219857f) * z + 0.57707802f) * z + 0.96179669f) * z + 2.88539008f;
-    return __builtin_convertvector(bits >> 23, F) + t * p;
-}
-
 // Puts a number a lane into descending lists, behind those that are as large: what came first stays first.
 template <bool KEYED>
 REGARD_INLINE void insert(float *list, int32_t *keys, int64_t count, F number, int32_t key) {
@@ -59,14 +51,10 @@ struct Mark { int64_t first, last; float *weights; };
 // Looks at the blocks of a part of a head, one after another.
 class Watch {
   public:
-    static int64_t floats(const Arguments &a, const Wanted &w) {
-        const int64_t top = w.topk ? tiles_of(a) * CHUNKS * BLOCK + 3 * BLOCK * w.topk : 0;
-        return tiles_of(a) * (BLOCK + (GROUPS + 1) * 8) + 3 * BLOCK + KEYS * LANES + top + 2 * BLOCK * CELLS +
-               (swept(w) ? BLOCK * a.Tk : 0) + 16 * 12;
-    }
-    Watch(const Arguments &a, const Wanted &w, const ForwardRoom &forward, Arena &arena, int64_t head, int64_t part,
-          int64_t first)
-        : a(a), w(w), forward(forward), head(head), part(part), edge(w.splits > 1 ? first / w.tall : -1) {
+    const ForwardRoom forward;
+
+    Watch(const Arguments &a, const Wanted &w, int64_t head, int64_t part, int64_t first, Arena &arena)
+        : forward(a, arena), a(a), w(w), head(head), part(part), edge(w.splits > 1 ? first / w.tall : -1) {
         tile_peaks = arena.take(tiles_of(a) * BLOCK);
         marks = reinterpret_cast<Mark *>(arena.take(tiles_of(a) * (GROUPS + 1) * 8));
         low = arena.take(BLOCK), moments = arena.take(BLOCK), highest = arena.take(BLOCK);
@@ -102,6 +90,7 @@ class Watch {
         own = {span.first, span.last, swept(w) ? own.weights : forward.tile};
         return own.weights;
     }
+    void nothing(int g, Span span) { mark(tiles - 1, g).last = span.first; }
 
     // The largest score of every chunk of a tile, and of four chunks the largest so far: no top weight is below these.
     void scores(int g, Span span, const float *tile) {
@@ -133,7 +122,7 @@ class Watch {
             for (int64_t k = 0; k < span.last - span.first; ++k) {
                 const F weight = load(tile + k * GROUP + n * LANES);
                 high = larger(weight, high);
-                if (w.entropy) entropy += weight * log2_of(weight);
+                if (w.entropy) entropy += weight * log2_of(weight, F{});
             }
             store(highest + at, high), store(moments + at, entropy);
         }
@@ -169,7 +158,6 @@ class Watch {
   private:
     const Arguments &a;
     const Wanted &w;
-    const ForwardRoom &forward;
     int64_t head, part, edge, heads = a.B * a.H, height = (a.Tq + w.tall - 1) / w.tall, groups = 0, tiles = 0;
     float *tile_peaks, *low, *moments, *highest, *received, *highs, *best, *top, *cells, *strip, *next;
     int32_t *top_keys;
@@ -324,18 +312,17 @@ int32_t observe(const Observed &call) {
     const Wanted &w = call.wanted;
     if (!finite_keys(a)) return REGARD_NOT_FINITE;
     const int64_t height = height_of(a), blocks = (a.Tq + height - 1) / height, heads = a.B * a.H;
-    const int64_t floats = ForwardRoom::floats(a) + Watch::floats(a, w);
+    const int64_t floats = floats_of<Watch>(a, w, 0, 0, 0);
     // A part of a head's blocks, one after another. The last rows of a causal mask are the longest: they go first.
     return on_threads(a.threads, heads * w.splits, floats, [&](int64_t number) {
         const int64_t head = number % heads, part = w.splits - 1 - number / heads, from = part * blocks / w.splits;
-        const ForwardRoom room(a, arena());
-        Watch watch(a, w, room, arena(), head, part, from * height);
+        Watch watch(a, w, head, part, from * height, arena());
         if (!head) w.starts[part] = from * height / w.tall;
         bool finite = true;
         for (int64_t n = from; n < (part + 1) * blocks / w.splits; ++n) {
             const int64_t rows = least(height, a.Tq - n * height);
             watch.open_block(n * height, rows);
-            finite &= forward_block<SCORE>(a, head / a.H, head % a.H, n * height, rows, room, watch);
+            finite &= forward_block<SCORE>(a, head / a.H, head % a.H, n * height, rows, watch.forward, watch);
         }
         return finite && watch.finite() ? REGARD_OK : REGARD_NOT_FINITE;
     });

@@ -25,10 +25,11 @@ class Arena {
         memory = nullptr, size = 0;
     }
     float *take(int64_t floats) {
-        float *found = memory + used;
+        float *found = memory ? memory + used : nullptr;
         used += padded(floats);
         return found;
     }
+    int64_t taken() const { return used; }
     static int64_t padded(int64_t floats) { return (floats + 15) / 16 * 16; }
 
   private:
@@ -40,6 +41,14 @@ class Arena {
 inline Arena &arena() {
     static thread_local Arena own;
     return own;
+}
+
+// What a room takes of an arena: it is made once of an empty one.
+template <class Room, class... Given>
+int64_t floats_of(const Given &...given) {
+    Arena counted;
+    (void)Room(given..., counted);
+    return counted.taken();
 }
 
 // Runs run(n), which returns a status, for n of [0, work) on so many threads; one thread opens no team, of which a
@@ -104,10 +113,7 @@ inline void widen(const void *from, int64_t kind, int64_t at, int64_t count, flo
         return;
     }
     const uint16_t *x = static_cast<const uint16_t *>(from) + at;
-    if (kind == BFLOAT16)
-        for (int64_t n = 0; n < count; ++n) to[n] = from_brain(x[n]);
-    else
-        for (int64_t n = 0; n < count; ++n) to[n] = from_half(x[n]);
+    for (int64_t n = 0; n < count; ++n) to[n] = kind == BFLOAT16 ? from_brain(x[n]) : from_half(x[n]);
 }
 
 inline void narrow(const float *from, int64_t count, void *to, int64_t kind, int64_t at) {
@@ -116,10 +122,7 @@ inline void narrow(const float *from, int64_t count, void *to, int64_t kind, int
         return;
     }
     uint16_t *x = static_cast<uint16_t *>(to) + at;
-    if (kind == BFLOAT16)
-        for (int64_t n = 0; n < count; ++n) x[n] = to_brain(from[n]);
-    else
-        for (int64_t n = 0; n < count; ++n) x[n] = to_half(from[n]);
+    for (int64_t n = 0; n < count; ++n) x[n] = kind == BFLOAT16 ? to_brain(from[n]) : to_half(from[n]);
 }
 
 struct Floats {

@@ -1,7 +1,7 @@
 // Which keys a block of queries may see: bounds lane by lane, summaries group by group, bits where a tensor decides.
 #pragma once
 #include "arguments.h"
-#include "simd.h"
+#include "mm.h"
 
 namespace {
 struct Span {
@@ -35,6 +35,13 @@ struct Seen {
             for (int g = 0; g < GROUPS; ++g) summarise(r, g, a.Tk);
         }
         whole();
+    }
+
+    // Calls f(first, last) for the keys of the ranges, at most `step` at a time.
+    template <class Tile>
+    void each_tile(int64_t step, Tile f) const {
+        for (int range = 0; range < count; ++range)
+            for (int64_t k = ranges[range][0], end = ranges[range][1]; k < end; k += step) f(k, least(k + step, end));
     }
 
     Span span(int g, int64_t first, int64_t last) const {
@@ -77,11 +84,8 @@ struct Seen {
         }
         if (count < 2) return;
         if (ranges[0][0] > ranges[1][0]) {
-            for (int n = 0; n < 2; ++n) {
-                const int64_t swap = ranges[0][n];
-                ranges[0][n] = ranges[1][n];
-                ranges[1][n] = swap;
-            }
+            const int64_t swap[2] = {ranges[0][0], ranges[0][1]};
+            std::memcpy(ranges[0], ranges[1], sizeof swap), std::memcpy(ranges[1], swap, sizeof swap);
         }
         if (ranges[1][0] > ranges[0][1]) return;
         ranges[0][1] = most(ranges[0][1], ranges[1][1]);
@@ -98,13 +102,11 @@ REGARD_INLINE void close_by_runs(const Seen &seen, int g, Span span, float *tile
             std::memcpy(&low[r][n], seen.low[from] + g * GROUP + n * LANES, sizeof(I));
             std::memcpy(&high[r][n], seen.high[from] + g * GROUP + n * LANES, sizeof(I));
         }
-    for (int64_t k = span.first; k < span.last; ++k, tile += ld) {
-        const I key = all(int32_t(k));
-        EACH(n, VECTORS) {
-            const I one = (key >= low[0][n]) & (key < high[0][n]), two = (key >= low[1][n]) & (key < high[1][n]);
-            store(tile + n * LANES, pick(one | two, load(tile + n * LANES), all(-INF)));
-        }
-    }
+    change(tile, span.last - span.first, ld, [&](F x, int64_t k, int n) {
+        const I key = all(int32_t(span.first + k));
+        const I one = (key >= low[0][n]) & (key < high[0][n]), two = (key >= low[1][n]) & (key < high[1][n]);
+        return pick(one | two, x, all(-INF));
+    });
 }
 
 // The pairs of a group that a bool tensor allows, as a bit a lane for each key. 0: none of them, 2: all, 1: some.
@@ -115,21 +117,15 @@ inline int dense_bits(const Arguments &a, int64_t b, int64_t h, int64_t first, i
     uint8_t every = 1, some = 0;
     for (int64_t lane = 0; lane < GROUP; ++lane) {
         const uint8_t *row = a.dense.at(b, h) + most(0, least(first + lane, rows - 1)) * a.dense.q + span.first * a.dense.k;
-        uint8_t none = 0, one = 1;
-        if (a.dense.k == 1) {
+        const auto look = [&](int64_t step) __attribute__((always_inline)) {
             for (int64_t k = 0; k < keys; ++k) {
-                const uint8_t open = uint8_t(row[k] != 0) ^ flip;
+                const uint8_t open = uint8_t(row[k * step] != 0) ^ flip;
                 bits[k] |= uint32_t(open) << lane;
-                none |= open, one &= open;
+                some |= open, every &= open;
             }
-        } else {
-            for (int64_t k = 0; k < keys; ++k) {
-                const uint8_t open = uint8_t(row[k * a.dense.k] != 0) ^ flip;
-                bits[k] |= uint32_t(open) << lane;
-                none |= open, one &= open;
-            }
-        }
-        some |= none, every &= one;
+        };
+        if (a.dense.k == 1) look(1);  // a loop of whole vectors
+        else look(a.dense.k);
     }
     return every ? 2 : some;
 }
@@ -138,11 +134,7 @@ REGARD_INLINE void close_by_bits(const uint32_t *bits, int64_t keys, float *tile
     U own[VECTORS];
     EACH(n, VECTORS)
         for (int lane = 0; lane < LANES; ++lane) own[n][lane] = uint32_t(1) << (n * LANES + lane);
-    for (int64_t k = 0; k < keys; ++k, tile += ld)
-        EACH(n, VECTORS) {
-            const I open = (all(bits[k]) & own[n]) != 0;
-            store(tile + n * LANES, pick(open, load(tile + n * LANES), all(-INF)));
-        }
+    change(tile, keys, ld, [&](F x, int64_t k, int n) { return pick((all(bits[k]) & own[n]) != 0, x, all(-INF)); });
 }
 
 REGARD_INLINE U mix(U x) {

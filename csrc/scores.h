@@ -24,6 +24,12 @@ inline float scale_of(const Arguments &a, int64_t b, int64_t h) {
     return float(a.factor) * (a.scale.data ? *a.scale.at(b, h) : 1.0f);
 }
 
+// e^(2 x) within reach of FAR; `size` keeps the largest |x|.
+REGARD_INLINE F lift(F x, F &size) {
+    size = larger(larger(x, -x), size);
+    return exp_fine(2.0f * larger(all(-FAR), smaller(all(FAR), x)));
+}
+
 template <int SCORE>
 bool open_block(Block &block, float *room) {
     const Arguments &a = block.a;
@@ -35,11 +41,8 @@ bool open_block(Block &block, float *room) {
     const bool finite = rows_to_lanes(in, block.rows, a.D, factor, block.query);
     if constexpr (SCORE == ADDITIVE) {
         F size = {};
-        for (int64_t n = 0; n < (block.rows + GROUP - 1) / GROUP * GROUP * a.D; n += LANES) {
-            const F x = load(block.query + n);
-            size = larger(larger(x, -x), size);
-            store(block.lifted + n, exp_fine(2.0f * larger(all(-FAR), smaller(all(FAR), x))));
-        }
+        for (int64_t n = 0; n < (block.rows + GROUP - 1) / GROUP * GROUP * a.D; n += LANES)
+            store(block.lifted + n, lift(load(block.query + n), size));
         block.far = any(size > all(FAR));
     }
     return finite;
@@ -61,16 +64,8 @@ Keys lift_keys(const Block &block, Floats rows, int64_t count, float *lifted) {
         for (int64_t k = 0; k < count; ++k) {
             const float *row = rows.row(k);
             int64_t d = 0;
-            for (; d + LANES <= D; d += LANES) {
-                const F x = load(row + d);
-                size = larger(larger(x, -x), size);
-                store(lifted + k * D + d, exp_fine(2.0f * larger(all(-FAR), smaller(all(FAR), x))));
-            }
-            for (; d < D; ++d) {
-                const F x = all(row[d]);
-                size = larger(larger(x, -x), size);
-                lifted[k * D + d] = exp_fine(2.0f * larger(all(-FAR), smaller(all(FAR), x)))[0];
-            }
+            for (; d + LANES <= D; d += LANES) store(lifted + k * D + d, lift(load(row + d), size));
+            for (; d < D; ++d) lifted[k * D + d] = lift(all(row[d]), size)[0];
         }
         keys.far = block.far || any(size > all(FAR));
     }
@@ -103,15 +98,12 @@ REGARD_INLINE void additive_tile(const Block &block, int g, const Keys &keys, in
     const float *query = block.query + g * a.D * GROUP, *lifted = block.lifted + g * a.D * GROUP;
     F sums[ROWS][VECTORS] = {}, before[ROWS][VECTORS] = {};
     for (int64_t d = 0; d < a.D; ++d) {
-        if (d % 16 == 0) {  // sums of sums: long ones stay accurate
-            EACH(r, ROWS) {
-                EACH(n, VECTORS) before[r][n] += sums[r][n], sums[r][n] = F{};
-            }
-        }
-        EACH(r, ROWS) {
-            EACH(n, VECTORS)
-                sums[r][n] += w[d] * falling<FARAWAY>(rising<FARAWAY>(query + d * GROUP + n * LANES, lifted + d * GROUP + n * LANES,
-                                                                       keys.rows.row(at + r)[d], keys.lifted[(at + r) * a.D + d]));
+        if (d % 16 == 0)  // sums of sums: long ones stay accurate
+            EACH(r, ROWS) EACH(n, VECTORS) before[r][n] += sums[r][n], sums[r][n] = F{};
+        EACH(r, ROWS) EACH(n, VECTORS) {
+            const int64_t lane = d * GROUP + n * LANES;
+            const float key = keys.rows.row(at + r)[d], key_lifted = keys.lifted[(at + r) * a.D + d];
+            sums[r][n] += w[d] * falling<FARAWAY>(rising<FARAWAY>(query + lane, lifted + lane, key, key_lifted));
         }
     }
     EACH(r, ROWS) EACH(n, VECTORS) store(tile + r * ld + n * LANES, total - 2.0f * (before[r][n] + sums[r][n]));
@@ -147,10 +139,7 @@ inline void add_pairs(const Block &block, int g, Span span, float *tile, int64_t
     const float *from = x.at(block.b, block.h) + span.first * x.k;
     const int64_t keys = span.last - span.first, top = block.first + g * GROUP, last = block.first + block.rows - 1;
     if (x.q == 0) {
-        for (int64_t k = 0; k < keys; ++k, tile += ld)
-            EACH(n, VECTORS)
-                store(tile + n * LANES, load(tile + n * LANES) + from[k * x.k]);
-        return;
+        return change(tile, keys, ld, [&](F y, int64_t k, int) { return y + from[k * x.k]; });
     }
     const float *rows[GROUP];
     for (int lane = 0; lane < GROUP; ++lane) rows[lane] = from + least(top + lane, last) * x.q;
@@ -205,5 +194,18 @@ inline void finish_scores(const Block &block, int g, Span span, float *tile, int
 inline int look_up(const Block &block, int g, Span span, uint32_t *bits) {
     if (!block.a.dense.data) return 2;
     return dense_bits(block.a, block.b, block.h, block.first + g * GROUP, block.first + block.rows, span, bits);
+}
+
+// Stage one whole: scores of a group and a span of keys, blocked pairs -inf; `first` is the first of `keys`. False, and
+// nothing written, where no pair may meet.
+template <int SCORE>
+bool scores_of(const Block &block, int g, Span span, const Keys &keys, int64_t first, uint32_t *bits, float *tile,
+               int64_t ld, float *slopes) {
+    const int open = look_up(block, g, span, bits);
+    if (!open) return false;
+    score_tile<SCORE>(block, g, keys, span.first - first, span.last - first, tile, ld);
+    finish_scores(block, g, span, tile, ld, slopes);
+    if (open == 1) close_by_bits(bits, span.last - span.first, tile, ld);
+    return true;
 }
 }  // namespace

@@ -88,11 +88,8 @@ REGARD_INLINE F reciprocal(F x) {
 // 2^n of a number that 1.5 * 2^23 was added to: n in the low bits goes to the exponent.
 REGARD_INLINE F power(F shifted) { return as_float(I((U(as_int(shifted)) << 23) + (127u << 23))); }
 
-// 2^x, relative error 1e-7; 0 below -126.5, at most 2^127; NaN stays NaN.
-REGARD_INLINE F exp2(F x) {
-    x = larger(all(-127.0f), x);
-    const F shifted = x + 12582912.0f;  // 1.5 * 2^23: the integer nearest to x lands in the low bits
-    const F f = x - (shifted - 12582912.0f);
+// 2^(n + f) for |f| <= 1/2, n as `power` takes it.
+REGARD_INLINE F power_of(F f, F shifted) {
     F p = all(0.0013264726891751761f);
     p = p * f + 0.009671512910234312f;
     p = p * f + 0.055507337465879714f;
@@ -102,18 +99,18 @@ REGARD_INLINE F exp2(F x) {
     return p * power(shifted);
 }
 
+// 2^x, relative error 1e-7; 0 below -126.5, at most 2^127; NaN stays NaN.
+REGARD_INLINE F exp2(F x) {
+    x = larger(all(-127.0f), x);
+    const F shifted = x + 12582912.0f;  // 1.5 * 2^23: the integer nearest to x lands in the low bits
+    return power_of(x - (shifted - 12582912.0f), shifted);
+}
+
 // e^x for x <= 88, relative error 1e-7 whatever the size of x: 0 below -87.7, NaN stays NaN.
 REGARD_INLINE F exp(F x) {
     x = larger(all(-88.1f), x);
     const F shifted = x * LOG2E + 12582912.0f, n = shifted - 12582912.0f;
-    const F f = (x * LOG2E - n) + x * 1.925963033e-8f;  // log2(e) in two parts
-    F p = all(0.0013264726891751761f);
-    p = p * f + 0.009671512910234312f;
-    p = p * f + 0.055507337465879714f;
-    p = p * f + 0.24022242081005665f;
-    p = p * f + 0.693146977595791f;
-    p = p * f + 1.0f;
-    return p * power(shifted);
+    return power_of((x * LOG2E - n) + x * 1.925963033e-8f, shifted);  // log2(e) in two parts
 }
 
 REGARD_INLINE F exp2_bounded(F x) { return exp2(smaller(all(127.0f), x)); }
@@ -132,6 +129,23 @@ REGARD_INLINE F exp_fine(F x) {
     p = p * r + 1.0f;
     p = p * r + 1.0f;
     return p * power(shifted);
+}
+
+// log2(u) of normal u > 0 (finite for 0 and denormal ones), `lost` more where that is what rounding took from u,
+// relative to it. The mantissa comes between sqrt(1/2) and twice that.
+REGARD_INLINE F log2_of(F u, F lost) {
+    const I bits = I(U(as_int(u)) - 0x3F3504F3u);
+    const F f = as_float((bits & 0x7FFFFF) + 0x3F3504F3) - 1.0f, z = f * f;
+    F p = all(6.7466367599e-02f);
+    p = p * f - 1.1675679377e-01f;
+    p = p * f + 1.1888178819e-01f;
+    p = p * f - 1.2405586156e-01f;
+    p = p * f + 1.4219549981e-01f;
+    p = p * f - 1.6667995894e-01f;
+    p = p * f + 2.0002118763e-01f;
+    p = p * f - 2.5000009600e-01f;
+    p = p * f + 3.3333312603e-01f;
+    return ((lost + (p * f * z - 0.5f * z)) + f) * LOG2E + __builtin_convertvector(bits >> 23, F);
 }
 
 // tanh x to a few units in the last place: a polynomial near 0, 1 - 2 / (e^2x + 1) beyond.

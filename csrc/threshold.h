@@ -101,22 +101,6 @@ struct Total {
     }
 };
 
-// log2(u) of normal u > 0, `lost` more where that is what rounding took from u, relative to it.
-REGARD_INLINE F log2_of(F u, F lost) {
-    const I bits = I(U(as_int(u)) - 0x3F3504F3u);
-    const F f = as_float((bits & 0x7FFFFF) + 0x3F3504F3) - 1.0f, z = f * f;
-    F p = all(7.0376836292e-2f);
-    p = p * f - 1.1514610310e-1f;
-    p = p * f + 1.1676998740e-1f;
-    p = p * f - 1.2420140846e-1f;
-    p = p * f + 1.4249322787e-1f;
-    p = p * f - 1.6668057665e-1f;
-    p = p * f + 2.0000714765e-1f;
-    p = p * f - 2.4999993993e-1f;
-    p = p * f + 3.3333331174e-1f;
-    return ((lost + (p * f * z - 0.5f * z)) + f) * LOG2E + __builtin_convertvector(bits >> 23, F);
-}
-
 // log2(1 + y) for y > -1, to a few units in its own last place also where y is small.
 REGARD_INLINE F log2_above(F y) {
     const F u = 1.0f + y;
@@ -270,17 +254,9 @@ struct ThresholdRoom {
     uint32_t *bits;
     Strip strips[GROUPS];
 
-    static int64_t floats(const Arguments &a, int64_t height) {
-        return height * (2 * a.D + (a.Tk + KEYS)) + height / GROUP * (a.Tk + KEYS) + GROUP * a.Dv +
-               KEYS * (2 * a.D + a.Dv + GROUP + 1) + BLOCK * most(a.D, a.Dv) + 16 * (8 + 2 * GROUPS);
-    }
     ThresholdRoom(const Arguments &a, int64_t height, Arena &arena) {
-        query = arena.take(height * a.D);
-        lifted = arena.take(height * a.D);
-        output = arena.take(GROUP * a.Dv);
-        tile = arena.take(KEYS * GROUP);
-        keys = arena.take(KEYS * a.D);
-        keys_lifted = arena.take(KEYS * a.D);
+        query = arena.take(height * a.D), lifted = arena.take(height * a.D), output = arena.take(GROUP * a.Dv);
+        tile = arena.take(KEYS * GROUP), keys = arena.take(KEYS * a.D), keys_lifted = arena.take(KEYS * a.D);
         values = arena.take(KEYS * a.Dv);
         pack = arena.take(BLOCK * most(a.D, a.Dv));
         bits = reinterpret_cast<uint32_t *>(arena.take(KEYS));
@@ -302,31 +278,20 @@ inline Floats kept_rows(const Rows4 &x, int64_t kind, int64_t b, int64_t h, cons
 // Scores of all that a block may see, sifted into the strips of its groups.
 template <int SCORE>
 void fill_strips(const Block &block, ThresholdRoom &room, Lanes *lanes) {
-    for (int range = 0; range < block.seen.count; ++range) {
-        const int64_t end = block.seen.ranges[range][1];
-        for (int64_t k = block.seen.ranges[range][0]; k < end; k += KEYS) {
-            const int64_t stop = least(k + KEYS, end);
-            const Keys keys = open_keys<SCORE>(block, k, stop - k, room.keys, room.keys_lifted);
-            for (int g = 0; g * GROUP < block.rows; ++g) {
-                const Span span = block.seen.span(g, k, stop);
-                if (span.first >= span.last) continue;
-                const int open = look_up(block, g, span, room.bits);
-                if (!open) continue;
-                score_tile<SCORE>(block, g, keys, span.first - k, span.last - k, room.tile, GROUP);
-                finish_scores(block, g, span, room.tile, GROUP, nullptr);
-                if (open == 1) close_by_bits(room.bits, span.last - span.first, room.tile, GROUP);
-                sift(room.tile, span.first, span.last - span.first, room.strips[g], lanes[g]);
-            }
+    block.seen.each_tile(KEYS, [&](int64_t k, int64_t stop) {
+        const Keys keys = open_keys<SCORE>(block, k, stop - k, room.keys, room.keys_lifted);
+        for (int g = 0; g * GROUP < block.rows; ++g) {
+            const Span span = block.seen.span(g, k, stop);
+            if (span.first >= span.last || !scores_of<SCORE>(block, g, span, keys, k, room.bits, room.tile, GROUP, nullptr)) continue;
+            sift(room.tile, span.first, span.last - span.first, room.strips[g], lanes[g]);
         }
-    }
+    });
 }
 
 inline void drop_strip(const Block &block, int g, const Strip &strip) {
-    for (int64_t k = 0; k < strip.count; ++k)
-        EACH(n, VECTORS) {
-            float *at = strip.scores + k * GROUP + n * LANES;
-            store(at, load(at) * kept(block.a, block.seeds + g * GROUP + n * LANES, strip.keys[k]));
-        }
+    const uint32_t *seeds = block.seeds + g * GROUP;
+    change(strip.scores, strip.count, GROUP,
+           [&](F x, int64_t k, int n) { return x * kept(block.a, seeds + n * LANES, strip.keys[k]); });
 }
 
 // Outputs of a group from the weights of its strip. Returns whether all is finite.
@@ -382,7 +347,7 @@ template <int SCORE>
 int32_t threshold_forward(const Arguments &a) {
     if (!finite_keys(a)) return REGARD_NOT_FINITE;
     const int64_t height = threshold_height(a), blocks = (a.Tq + height - 1) / height, heads = a.B * a.H;
-    return on_threads(a.threads, heads * blocks, ThresholdRoom::floats(a, height), [&](int64_t n) {
+    return on_threads(a.threads, heads * blocks, floats_of<ThresholdRoom>(a, height), [&](int64_t n) {
         const int64_t first = (blocks - 1 - n / heads) * height, head = n % heads, rows = least(height, a.Tq - first);
         ThresholdRoom room(a, height, arena());
         return threshold_block<SCORE>(a, head / a.H, head % a.H, first, rows, room) ? REGARD_OK : REGARD_NOT_FINITE;

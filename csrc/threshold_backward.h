@@ -14,14 +14,8 @@ struct Strips {
 
     Strips(const Arguments &a, Arena &arena) : front(a, height(a), arena), back(a, arena) {
         changes = arena.take((a.Tk + KEYS) * GROUP);  // gradients of the weights of a strip
-        part = arena.take(part_floats(a));
+        part = arena.take(BACK_KEYS * padded_width(most(a.D, a.Dv)));
         bends = arena.take(GROUP);  // mean of what alpha adds, by slope
-    }
-    ~Strips() { arena().end(); }
-    static int64_t part_floats(const Arguments &a) { return BACK_KEYS * padded_width(most(a.D, a.Dv)); }
-    static int64_t floats(const Arguments &a) {
-        const int64_t own = (a.Tk + KEYS + 1) * GROUP + part_floats(a) + 48;
-        return ThresholdRoom::floats(a, height(a)) + BackwardRoom::floats(a) + own;
     }
     static int64_t height(const Arguments &a) { return least(threshold_height(a), BLOCK / 2); }
 
