@@ -10,6 +10,7 @@ from torch import Tensor
 from regard import _checks, _fits, biases, masks
 from regard._checks import words, wrong_type, wrong_value
 from regard._frame import Frame, Offset
+from regard.kernels import _library
 from regard.normalizers import Entmax, Sigmoid, Softmax
 from regard.scores import Additive, Bilinear, Concat, Cosine, Distance, Dot, Modified
 
@@ -50,6 +51,8 @@ def prepare(
     dropout_p: float = 0.0,
 ) -> Call:
     """Check everything a caller gave and bring it to one form. All errors of users end here."""
+    if _library.unsettled:
+        _library.settle()
     query, key, value = _cast(query, key, value)
     frame = _frame(query, key, value)
     if frame.rank != 4 or not query.shape[0] == key.shape[0] == value.shape[0]:

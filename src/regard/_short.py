@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from regard import _plan
-from regard.kernels import direct, native
+from regard.kernels import _library, direct, native
 from regard.masks import Causal
 from regard.normalizers import Softmax
 from regard.scores import Dot
@@ -58,7 +58,8 @@ def attend(
 def _unusual() -> bool:
     """Whether something is on that must see the call, or changes what it means."""
     return (
-        torch.is_autocast_enabled("cpu")
+        _library.unsettled
+        or torch.is_autocast_enabled("cpu")
         or torch._C._len_torch_dispatch_stack() > 0
         or torch._C._are_functorch_transforms_active()
         or torch.autograd.forward_ad._current_level >= 0

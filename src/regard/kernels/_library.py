@@ -145,12 +145,22 @@ def _declare(handle: ctypes.CDLL) -> None:
 
 
 def _after_fork() -> None:
-    global _forked
-    _forked = True
+    global _forked, unsettled
+    _forked = unsettled = True
+
+
+def settle() -> None:
+    """The first call in a forked child: torch computes on one thread from here on, as the kernels do.
+
+    Torch's own operations would wait for the parent's threads too, for ever.
+    """
+    global unsettled
+    unsettled = False
+    torch.set_num_threads(1)
 
 
 # The parent's threads do not exist in a child, and its OpenMP runtime would wait for them for ever.
-_forked = False
+_forked = unsettled = False
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
 _found: Library | str | ValueError = _load()
