@@ -4,7 +4,7 @@
 #include <cstdint>
 
 // Raised with every change of a struct or of the order of the kernels: src/regard/kernels/_library.py has its twin.
-#define REGARD_ABI 6
+#define REGARD_ABI 7
 
 // Every kernel takes a pointer to its own struct of arguments and returns a status.
 typedef int32_t (*RegardKernel)(void *arguments);
@@ -19,20 +19,11 @@ enum RegardStatus : int32_t {
 };
 
 // The number of a kernel in the table, and in regard_call.
-enum RegardWhich : int32_t { REGARD_FILL = 0, REGARD_FORWARD, REGARD_BACKWARD, REGARD_OBSERVE, REGARD_COUNT };
+enum RegardWhich : int32_t { REGARD_FORWARD, REGARD_BACKWARD, REGARD_OBSERVE, REGARD_COUNT };
 
 typedef struct {
     RegardKernel run[REGARD_COUNT];
 } RegardKernels;
-
-// Writes `value` into `count` floats, on `threads` threads, and says in `used` how many threads took part.
-typedef struct {
-    float *out;
-    int64_t count;
-    float value;
-    int32_t threads;
-    int32_t used;
-} RegardFill;
 
 #define REGARD_JOIN_(a, b) a##b
 #define REGARD_JOIN(a, b) REGARD_JOIN_(a, b)

@@ -6,36 +6,17 @@ import ctypes
 import os
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
 import torch
 
+from regard import attention
+from regard._plan import use_kernel
 from regard.kernels import _library
 
 ROOT = Path(__file__).resolve().parents[2]
-FILL = 0
 NO_KERNEL, NO_VARIANT = 1, 2
-
-
-class Fill(ctypes.Structure):
-    _fields_ = [
-        ("out", ctypes.c_void_p),
-        ("count", ctypes.c_int64),
-        ("value", ctypes.c_float),
-        ("threads", ctypes.c_int32),
-        ("used", ctypes.c_int32),
-    ]
-
-
-def fill(found: _library.Library, count: int, value: float, threads: int) -> tuple[torch.Tensor, int]:
-    """A tensor of `count` values between two that must stay, and how many threads wrote it."""
-    out = torch.full((count + 2,), -1.0)
-    call = Fill(out.data_ptr() + 4, count, value, threads, 0)
-    assert found.call(FILL, call) == 0
-    assert out[0] == out[-1] == -1
-    return out[1:-1], call.used
 
 
 @pytest.fixture
@@ -70,15 +51,19 @@ def python(code: str, **environment: str) -> str:
 # ---------------------------------------------------------------------------- what is there
 
 
-def test_every_copy_fills(built: _library.Library) -> None:
+def test_every_copy_computes(built: _library.Library) -> None:
     assert built.variants and set(built.variants) <= set(built.compiled)
+    q, k, v = (torch.randn(2, 3, length, 24) for length in (70, 33, 33))
+    expected = torch.softmax(q @ k.mT / 24**0.5, -1) @ v
+    before = torch.get_num_threads()
     for name in built.variants:
         built.select(name)
         assert built.variant == name
-        for count in (0, 1, 7, 8, 9, 1000, 100_003):
-            for threads in (1, 2, 3):
-                out, used = fill(built, count, count + 0.5, threads)
-                assert used == threads and torch.equal(out, torch.full((count,), count + 0.5))
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            with use_kernel("native"):
+                torch.testing.assert_close(attention(q, k, v), expected)
+    torch.set_num_threads(before)
 
 
 def test_the_wide_code_is_compiled_for_tests_and_never_chosen(built: _library.Library) -> None:
@@ -97,68 +82,25 @@ def test_calls_release_the_interpreter_and_nothing_else_is_exported(built: _libr
 
 
 def test_a_kernel_that_is_not_there_is_a_status(built: _library.Library) -> None:
-    call = Fill()
-    assert [built.call(which, call) for which in (-1, 1 << 20)] == [NO_KERNEL, NO_KERNEL]
+    assert [built.call(which, b"") for which in (-1, 1 << 20)] == [NO_KERNEL, NO_KERNEL]
 
 
-def test_several_python_threads_call_at_once(built: _library.Library) -> None:
-    wrong: list[int] = []
-
-    def many(number: int) -> None:
-        for turn in range(40):
-            out, _ = fill(built, 5000 + number, number * 100.0 + turn, 2)
-            if not bool((out == number * 100.0 + turn).all()):
-                wrong.append(number)
-
-    workers = [threading.Thread(target=many, args=(number,)) for number in range(6)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-    assert not wrong
-
-
-PARALLEL = """
-import ctypes, os, signal, sys, torch
+def test_one_openmp_runtime_is_loaded_and_one_team_works() -> None:
+    code = """
+import os, torch
+from regard import attention
+from regard._plan import use_kernel
 torch.set_num_threads(2)
-from tests.core.test_library import Fill, fill
-from regard.kernels import _library
-found = _library.library()
-a = torch.randn(400, 400)
-(a @ a).softmax(-1)
-_, used = fill(found, 100_000, 1.0, _library.threads())
-assert used == 2, used
+a = torch.randn(1, 8, 400, 64)
+(a @ a.mT).softmax(-1)
+before = len(os.listdir("/proc/self/task"))
+with use_kernel("native"):
+    attention(a, a, a)
+assert len(os.listdir("/proc/self/task")) == before
+print(*{line.split()[-1] for line in open("/proc/self/maps") if "omp" in line.split()[-1]})
 """
-
-
-def test_one_openmp_runtime_is_loaded() -> None:
-    code = (
-        PARALLEL
-        + "print(*{line.split()[-1] for line in open('/proc/self/maps') if 'omp' in line.split()[-1]})"
-    )
     runtimes = python(code).split()
     assert len(runtimes) == 1 and "torch" in runtimes[0], runtimes
-
-
-def test_a_forked_child_runs_on_one_thread() -> None:
-    code = (
-        PARALLEL
-        + """
-out = torch.zeros(100_000)
-child = os.fork()
-if child == 0:
-    signal.alarm(30)
-    call = Fill(out.data_ptr(), out.numel(), 3.0, _library.threads(), 0)
-    status = found.call(0, call)
-    # torch itself would wait here for its parent's threads, on many numbers at once.
-    right = all(bool((out[at : at + 1000] == 3).all()) for at in range(0, 100_000, 1000))
-    os._exit(0 if (status, call.used, right) == (0, 1, True) else 1)
-_, status = os.waitpid(child, 0)
-_, used = fill(found, 100_000, 1.0, _library.threads())
-print(status, used)
-"""
-    )
-    assert python(code).split() == ["0", "2"]
 
 
 def test_loading_leaves_small_numbers_alone() -> None:

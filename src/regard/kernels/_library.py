@@ -17,7 +17,7 @@ import torch
 
 from regard import _checks
 
-ABI = 6
+ABI = 7
 NAME = "_native.dylib" if sys.platform == "darwin" else "_native.so"
 OK = 0
 
@@ -41,9 +41,9 @@ class Library:
         if self.handle.regard_select(name.encode()) != OK:
             _checks.wrong_value("REGARD_ISA", "one of " + ", ".join(self.variants), name)
 
-    def call(self, which: int, arguments: ctypes.Structure) -> int:
-        """Run kernel number `which` on its struct and return its status. Other Python threads run meanwhile."""
-        status: int = self.handle.regard_call(which, ctypes.addressof(arguments))
+    def call(self, which: int, arguments: bytes) -> int:
+        """Run kernel number `which` on its packed struct and return its status. Other Python threads run meanwhile."""
+        status: int = self.handle.regard_call(which, arguments)
         return status
 
 

@@ -17,7 +17,7 @@ from regard.kernels.problem import DIFFERENTIABLE, UNLIMITED, Problem
 from regard.scores import Concat, Distance
 
 WIDEST = 256
-_FORWARD, _BACKWARD = 1, 2
+_FORWARD, _BACKWARD = 0, 1
 _GROUPS = {"v4": 32, "wide": 32}  # queries of a group, 16 elsewhere: gradients of keys are padded to it
 _NOT_FINITE = 4
 KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
@@ -101,7 +101,7 @@ def short(query: Tensor, key: Tensor, value: Tensor, causal: bool, scale: float)
         *_NO_GRADIENTS,
         *(scale, 0.0, 0.0),
     )
-    return output if library.handle.regard_call(_FORWARD, packed) == _library.OK else None
+    return output if library.call(_FORWARD, packed) == _library.OK else None
 
 
 _NO_GRADIENTS = (0,) * 27
@@ -258,7 +258,7 @@ def _call(which: int, problem: Problem, held: list[Tensor], last: list[int], mor
     numbers += [0] * (106 - len(numbers))
     raised = 1.0 / (1.0 - problem.dropout_p) if _threshold(problem) < 1 << 32 else 0.0
     packed = _PACKED.pack(*numbers, problem.factor, problem.softcap, raised) + more
-    status: int = library.handle.regard_call(which, packed)
+    status = library.call(which, packed)
     if status not in (_library.OK, _NOT_FINITE):
         raise MemoryError("regard: the compiled kernel found no room for its tiles")
     return status == _library.OK

@@ -15,7 +15,7 @@ from regard.normalizers import Relu, Sigmoid, Softmax
 
 MOST_TOP = 64  # top weights are kept in lists that are searched from the top
 FEW_QUERIES = 16  # which may have a forward kernel of their own: their output is not taken from here
-_OBSERVE = 3
+_OBSERVE = 2
 _VECTOR = 16  # of what keys received: written behind the last one
 _PACKED = struct.Struct("16q")
 
