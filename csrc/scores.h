@@ -112,11 +112,11 @@ REGARD_INLINE void additive_tile(const Block &block, int g, const Keys &keys, in
 template <bool FARAWAY>
 void additive_tiles(const Block &block, int g, const Keys &keys, int64_t from, int64_t to, float *tile, int64_t ld) {
     const float *w = block.a.weight.at(block.b, block.h);
-    float total = 0;
+    double total = 0;
     for (int64_t d = 0; d < block.a.D; ++d) total += w[d];
     int64_t k = from;
-    for (; k + 2 <= to; k += 2) additive_tile<2, FARAWAY>(block, g, keys, k, total, tile + (k - from) * ld, ld);
-    if (k < to) additive_tile<1, FARAWAY>(block, g, keys, k, total, tile + (k - from) * ld, ld);
+    for (; k + 2 <= to; k += 2) additive_tile<2, FARAWAY>(block, g, keys, k, float(total), tile + (k - from) * ld, ld);
+    if (k < to) additive_tile<1, FARAWAY>(block, g, keys, k, float(total), tile + (k - from) * ld, ld);
 }
 
 // Scores of keys [from, to) of a tile of keys, before soft-cap, bias and mask.

@@ -192,6 +192,14 @@ def _as(keywords: dict[str, Any], dtype: torch.dtype) -> dict[str, Any]:
     return keywords | {"bias": bias.to(dtype) if isinstance(bias, Tensor) else bias}
 
 
+def test_equal_weights_of_the_additive_score_do_not_add_their_rounding_up() -> None:
+    """The sum of 31 weights of 1/31 is rounded the same way every time: once it is in float32, twice contract 11."""
+    shape = {"B": 2, "H": 1, "Hkv": 1, "Tq": 17, "Tk": 2, "D": 31, "Dv": 1, "seed": 1, "layout": "dense"}
+    keywords = {"normalize": Relu(), "score": Additive(torch.ones(31) / 31)}
+    output, _, exact = (found[0] for found in both("native", lambda dtype: (made(shape, dtype), keywords)))
+    assert error(output, exact) <= 2e-6
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("mask", [None, Causal("lower_right")])
 def test_half_precisions_are_rounded_once(dtype: torch.dtype, mask: Any) -> None:
