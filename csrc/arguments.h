@@ -11,6 +11,7 @@ enum Normalize : int64_t { SOFTMAX = 0, SIGMOID = 1, RELU = 2, SPARSEMAX = 3, EN
 struct Rows4 {
     const void *data;
     int64_t b, h, t;
+    int64_t place(int64_t bi, int64_t hi, int64_t ti) const { return bi * b + hi * h + ti * t; }
 };
 // A number (or a vector, or a diagonal) a sample and head; stride 0 where it is shared, null where there is none.
 struct ByHead {

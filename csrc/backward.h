@@ -7,8 +7,8 @@ namespace {
 constexpr int64_t BACK_KEYS = 64;
 
 struct BackwardRoom {
-    float *query, *lifted, *grad, *dquery, *weights, *slopes, *caps, *query_rows, *grad_rows, *keys, *keys_lifted, *values;
-    float *pack, *delta, *inverse, *peak, *row_sums, *falling_sums;
+    float *query, *lifted, *grad, *dquery, *weights, *slopes, *caps, *query_rows, *grad_rows, *keys, *keys_lifted;
+    float *values, *pack, *delta, *inverse, *peak, *row_sums, *falling_sums;
     uint32_t *bits;
 
     BackwardRoom(const Arguments &a, Arena &arena) {
@@ -36,7 +36,7 @@ inline bool in_one_tile(const Block &block) {
     return block.seen.count == 1 && block.seen.ranges[0][1] - block.seen.ranges[0][0] <= BACK_KEYS;
 }
 
-// What a row needs beside its scores: maximum, 1 / total, and delta = grad . output - grad of its log-sum-exp. Where one
+// What a row needs beside its scores: maximum, 1 / total, delta = grad . output - grad of its log-sum-exp. Where one
 // tile holds all the keys, the first part of delta is summed from the very numbers that it is subtracted from.
 inline void open_rows(const Block &block, const BackwardRoom &room) {
     const Arguments &a = block.a;
@@ -53,8 +53,7 @@ inline void open_rows(const Block &block, const BackwardRoom &room) {
         if (a.carried)
             for (int64_t c = 0; c < a.Dv; ++c) room.pack[c] = a.rows[(2 + c) * all_rows + row + lane];
         else
-            widen(a.result.data, a.kind, block.b * a.result.b + block.h * a.result.h + (block.first + lane) * a.result.t,
-                  a.Dv, room.pack);
+            widen(a.result.data, a.kind, a.result.place(block.b, block.h, block.first + lane), a.Dv, room.pack);
         F sums = {};
         float rest = 0;
         int64_t c = 0;
@@ -86,7 +85,8 @@ void slope_tile(const Block &block, int g, Span span, const BackwardRoom &room, 
             F total = {};
             for (int64_t k = 0; k < span.last - span.first; ++k) {
                 const F weight = load(weights + k * ld + n * LANES), slope = load(slopes + k * ld + n * LANES);
-                total += weight * slope * (a.dropped ? kept(a, block.seeds + g * GROUP + n * LANES, span.first + k) : all(1.0f));
+                const uint32_t *seeds = block.seeds + g * GROUP + n * LANES;
+                total += weight * slope * (a.dropped ? kept(a, seeds, span.first + k) : all(1.0f));
             }
             delta[n] += total;
         }
@@ -107,10 +107,7 @@ void slope_tile(const Block &block, int g, Span span, const BackwardRoom &room, 
             store(at, slope * factor);
         }
     if (NORMALIZE == SIGMOID)
-        EACH(n, VECTORS) {
-            float *at = room.row_sums + g * GROUP + n * LANES;
-            store(at, load(at) + sums[n]);
-        }
+        EACH(n, VECTORS) add_to(room.row_sums + g * GROUP + n * LANES, sums[n]);
 }
 
 inline void add_bias_gradient(const Block &block, int g, Span span, const float *slopes, int64_t ld, float *dbias) {
@@ -135,21 +132,16 @@ inline void add_bias_gradient(const Block &block, int g, Span span, const float 
             F y[LANES];
             EACH(m, LANES) y[m] = load(slopes + (k + m) * ld + n * LANES);
             transpose(y);
-            EACH(lane, LANES) {
-                float *at = to + (top + n * LANES + lane) * x.q + k;
-                store(at, load(at) + y[lane]);
-            }
+            EACH(lane, LANES) add_to(to + (top + n * LANES + lane) * x.q + k, y[lane]);
         }
     for (; k < keys; ++k)
         for (int lane = 0; lane < there; ++lane) to[(top + lane) * x.q + k * x.k] += slopes[k * ld + lane];
 }
 
-inline void add_diagonal_gradient(const Block &block, int g, Span span, const float *slopes, int64_t ld, float *ddiagonal) {
+inline void add_diagonal_gradient(const Block &block, int g, Span span, const float *slopes, int64_t ld, float *to) {
     for (int64_t k = span.first; k < span.last; ++k, slopes += ld)
-        EACH(n, VECTORS) {
-            float *at = ddiagonal + k - (block.first + g * GROUP + n * LANES) - (LANES - 1);
-            store(at, load(at) + reversed(load(slopes + n * LANES)));
-        }
+        EACH(n, VECTORS)
+            add_to(to + k - (block.first + g * GROUP + n * LANES) - (LANES - 1), reversed(load(slopes + n * LANES)));
 }
 
 // Additive: with r = 1 / (e^(2 (q + k)) + 1), tanh is 1 - 2 r and its slope 4 r (1 - r). Sums over keys go to dquery
@@ -165,8 +157,7 @@ void additive_slopes(const Block &block, int g, const Keys &keys, int64_t from, 
         F slope[VECTORS];
         EACH(n, VECTORS) {
             slope[n] = load(slopes + n * LANES);
-            float *at = room.falling_sums + D * GROUP + n * LANES;
-            store(at, load(at) + slope[n]);
+            add_to(room.falling_sums + D * GROUP + n * LANES, slope[n]);
         }
         const float *key = keys.rows.row(from + k), *key_lifted = keys.lifted + (from + k) * D;
         const auto column = [&](int64_t d) {
@@ -175,8 +166,8 @@ void additive_slopes(const Block &block, int g, const Keys &keys, int64_t from, 
                 const int64_t at = d * GROUP + n * LANES;
                 const F x = rising<FARAWAY>(query + at, lifted + at, key[d], key_lifted[d]), r = falling<FARAWAY>(x);
                 const F change = (x * r) * r * slope[n];  // x r^2 is r (1 - r), and keeps its digits at both ends
-                store(dquery + at, load(dquery + at) + change);
-                store(room.falling_sums + at, load(room.falling_sums + at) + slope[n] * r);
+                add_to(dquery + at, change);
+                add_to(room.falling_sums + at, slope[n] * r);
                 across += change;
             }
             return across;
@@ -187,14 +178,15 @@ void additive_slopes(const Block &block, int g, const Keys &keys, int64_t from, 
             EACH(m, LANES) changes[m] = column(d + m);
             transpose(changes);
             EACH(m, LANES) total += changes[m];
-            store(dkey + k * stride + d, load(dkey + k * stride + d) + total * load(w + d) * 4.0f);
+            add_to(dkey + k * stride + d, total * load(w + d) * 4.0f);
         }
         for (; d < D; ++d) dkey[k * stride + d] += sum(column(d)) * w[d] * 4.0f;
     }
 }
 
 inline void multiply(float *tile, const float *by, int64_t keys, int64_t ld, float factor) {
-    change(tile, keys, ld, [&](F x, int64_t k, int n) { return x * (by ? load(by + k * ld + n * LANES) * factor : all(factor)); });
+    change(tile, keys, ld,
+           [&](F x, int64_t k, int n) { return x * (by ? load(by + k * ld + n * LANES) * factor : all(factor)); });
 }
 
 inline void blank(float *tile, int64_t from, int64_t to, int64_t ld) {
@@ -257,7 +249,8 @@ void backward_keys(const Block &block, int64_t first, int64_t stop, const Backwa
         }
     }
     if (low >= high) return;
-    const int64_t from = low * GROUP, to = least(high * GROUP, block.rows), D = padded_width(a.D), Dv = padded_width(a.Dv);
+    const int64_t from = low * GROUP, to = least(high * GROUP, block.rows);
+    const int64_t D = padded_width(a.D), Dv = padded_width(a.Dv);
     add_products(room.weights, stop - first, from, to, room.grad_rows, Dv, target.dvalue + first * Dv);
     if (SCORE == DOT) add_products(room.slopes, stop - first, from, to, room.query_rows, D, target.dkey + first * D);
 }
@@ -266,7 +259,7 @@ inline void close_additive(const Block &block, const BackwardRoom &room, float *
     const Arguments &a = block.a;
     const float *w = a.weight.at(block.b, block.h);
     for (int64_t n = 0; n < (block.rows + GROUP - 1) / GROUP * a.D; ++n)
-        for (int m = 0; m < VECTORS; ++m) {
+        EACH(m, VECTORS) {
             float *at = room.dquery + n * GROUP + m * LANES;
             store(at, load(at) * (4.0f * w[n % a.D]));
         }
@@ -288,13 +281,15 @@ struct Tiles {
 
     template <int SCORE>
     bool walk(const Block &block, const Target &target) {
-        block.seen.each_tile(BACK_KEYS, [&](int64_t k, int64_t stop) { backward_keys<SCORE>(block, k, stop, back, target); });
+        block.seen.each_tile(BACK_KEYS,
+                             [&](int64_t k, int64_t stop) { backward_keys<SCORE>(block, k, stop, back, target); });
         return true;
     }
 };
 
 template <int SCORE, class Way>
-bool backward_block(const Arguments &a, int64_t b, int64_t h, int64_t first, int64_t rows, Way &way, const Target &target) {
+bool backward_block(const Arguments &a, int64_t b, int64_t h, int64_t first, int64_t rows, Way &way,
+                    const Target &target) {
     const BackwardRoom &room = way.back;
     Block block{a, b, h, h / (a.H / a.Hkv), first, rows, 1, room.query, room.lifted, false, {}, {}};
     bool finite = open_block<SCORE>(block, room.pack);
@@ -306,7 +301,8 @@ bool backward_block(const Arguments &a, int64_t b, int64_t h, int64_t first, int
     if (SCORE == ADDITIVE) std::memset(room.falling_sums, 0, (a.D + 1) * GROUP * sizeof(float));
     Target own = target;
     if (own.dbias) own.dbias += target.split * a.dbias_split;
-    if (own.ddiagonal) own.ddiagonal += target.split * a.ddiagonal_split + (b * a.H + h) * (a.ddiagonal_split / (a.B * a.H));
+    const int64_t a_head = a.ddiagonal_split / (a.B * a.H);
+    if (own.ddiagonal) own.ddiagonal += target.split * a.ddiagonal_split + (b * a.H + h) * a_head;
     finite &= way.template walk<SCORE>(block, own);
     if (SCORE == ADDITIVE) close_additive(block, room, target.dweight);
     const int64_t row = (b * a.H + h) * a.Tq + first;

@@ -65,7 +65,7 @@ struct Team {
     int64_t head(int64_t m) const { return hkv * (a.H / a.Hkv) + least(m, p.rows - 1) / a.Tq; }
     int64_t row(int64_t m) const { return least(m, p.rows - 1) % a.Tq; }
     const char *at(const Rows4 &x, int64_t key) const {
-        return static_cast<const char *>(x.data) + (b * x.b + hkv * x.h + key * x.t) * bytes_of(a.kind);
+        return static_cast<const char *>(x.data) + x.place(b, hkv, key) * bytes_of(a.kind);
     }
 
     void open(Arena &room) {
@@ -118,7 +118,7 @@ struct Team {
         std::memset(query, 0, p.all_rows * p.query_apart * sizeof(float));
         for (int64_t m = 0; m < p.all_rows; ++m) {
             const float factor = scale_of(a, b, head(m)) / (a.softcap > 0 ? float(a.softcap) : 1.0f);
-            widen(a.query.data, a.kind, b * a.query.b + head(m) * a.query.h + row(m) * a.query.t, a.D, whole);
+            widen(a.query.data, a.kind, a.query.place(b, head(m), row(m)), a.D, whole);
             for (int64_t d = 0; d < a.D; ++d)
                 query[m * p.query_apart + d + d / LANES * LANES - column_of(d / LANES, a.D)] = whole[d] * factor;
         }

@@ -58,7 +58,8 @@ REGARD_INLINE F sigmoid(F score, float shift) {
 inline void weigh_each(const Block &block, float *tile, int64_t keys, int64_t ld) {
     const Arguments &a = block.a;
     const float shift = a.normalize == SIGMOID ? *a.shift.at(block.b, block.h) : 0.0f;
-    change(tile, keys, ld, [&](F x, int64_t, int) { return a.normalize == SIGMOID ? sigmoid(x, shift) : larger(F{}, x); });
+    const auto weight = [&](F x, int64_t, int) { return a.normalize == SIGMOID ? sigmoid(x, shift) : larger(F{}, x); };
+    change(tile, keys, ld, weight);
 }
 
 // What dropout leaves of a tile; `to` may be the tile itself.
@@ -192,8 +193,8 @@ int32_t forward(const Arguments &a) {
         const int64_t first = (blocks - 1 - n / heads) * height, head = n % heads;
         const ForwardRoom room(a, arena());
         Unwatched nobody;
-        const int64_t rows = least(height, a.Tq - first);
-        return forward_block<SCORE>(a, head / a.H, head % a.H, first, rows, room, nobody) ? REGARD_OK : REGARD_NOT_FINITE;
+        const int64_t rows = least(height, a.Tq - first), b = head / a.H;
+        return forward_block<SCORE>(a, b, head % a.H, first, rows, room, nobody) ? REGARD_OK : REGARD_NOT_FINITE;
     });
 }
 }  // namespace

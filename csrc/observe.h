@@ -265,7 +265,7 @@ class Watch {
             EACH(n, LANES) x[n] = load(received + (k + n) * LANES);
             transpose(x);
             EACH(n, LANES) total += x[n];
-            store(to + k, load(to + k) + total);
+            add_to(to + k, total);
             bad += total * 0.0f;
         }
     }
@@ -301,7 +301,7 @@ class Watch {
     }
     void add_cells(float *to, F total, F most, int64_t count) {
         float *to_max = to + heads * (height + (edge < 0 ? 0 : w.splits)) * w.columns;
-        if (count >= LANES) return store(to, load(to) + total), store(to_max, larger(most, load(to_max)));
+        if (count >= LANES) return add_to(to, total), store(to_max, larger(most, load(to_max)));
         for (int64_t n = 0; n < count; ++n) to[n] += total[n], to_max[n] = to_max[n] < most[n] ? most[n] : to_max[n];
     }
 };

@@ -80,47 +80,30 @@ inline float from_half(uint16_t x) {
 #if defined(__F16C__)
     return _cvtsh_ss(x);
 #else
-    _Float16 half;
-    std::memcpy(&half, &x, 2);
-    return float(half);
+    return float(__builtin_bit_cast(_Float16, x));
 #endif
 }
 inline uint16_t to_half(float x) {
 #if defined(__F16C__)
     return uint16_t(_cvtss_sh(x, 0));
 #else
-    const _Float16 half = _Float16(x);
-    uint16_t bits;
-    std::memcpy(&bits, &half, 2);
-    return bits;
+    return __builtin_bit_cast(uint16_t, _Float16(x));
 #endif
 }
-REGARD_INLINE float from_brain(uint16_t x) {
-    const uint32_t bits = uint32_t(x) << 16;
-    float found;
-    std::memcpy(&found, &bits, 4);
-    return found;
-}
+REGARD_INLINE float from_brain(uint16_t x) { return __builtin_bit_cast(float, uint32_t(x) << 16); }
 REGARD_INLINE uint16_t to_brain(float x) {  // to the nearest, ties to even
-    uint32_t bits;
-    std::memcpy(&bits, &x, 4);
+    const uint32_t bits = __builtin_bit_cast(uint32_t, x);
     return uint16_t((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16);
 }
 
 inline void widen(const void *from, int64_t kind, int64_t at, int64_t count, float *to) {
-    if (kind == FLOAT32) {
-        std::memcpy(to, static_cast<const float *>(from) + at, count * sizeof(float));
-        return;
-    }
+    if (kind == FLOAT32) return void(std::memcpy(to, static_cast<const float *>(from) + at, count * sizeof(float)));
     const uint16_t *x = static_cast<const uint16_t *>(from) + at;
     for (int64_t n = 0; n < count; ++n) to[n] = kind == BFLOAT16 ? from_brain(x[n]) : from_half(x[n]);
 }
 
 inline void narrow(const float *from, int64_t count, void *to, int64_t kind, int64_t at) {
-    if (kind == FLOAT32) {
-        std::memcpy(static_cast<float *>(to) + at, from, count * sizeof(float));
-        return;
-    }
+    if (kind == FLOAT32) return void(std::memcpy(static_cast<float *>(to) + at, from, count * sizeof(float)));
     uint16_t *x = static_cast<uint16_t *>(to) + at;
     for (int64_t n = 0; n < count; ++n) x[n] = kind == BFLOAT16 ? to_brain(from[n]) : to_half(from[n]);
 }
@@ -134,7 +117,7 @@ struct Floats {
 // Rows [first, first + count) as floats: in place where they are floats that the caches take well, else in `room`.
 inline Floats rows_of(const Rows4 &x, int64_t kind, int64_t b, int64_t h, int64_t first, int64_t count, int64_t width,
                       float *room) {
-    const int64_t at = b * x.b + h * x.h + first * x.t;
+    const int64_t at = x.place(b, h, first);
     if (kind == FLOAT32 && x.t < 512) return {static_cast<const float *>(x.data) + at, x.t};
     for (int64_t n = 0; n < count; ++n) widen(x.data, kind, at + n * x.t, width, room + n * width);
     return {room, width};
@@ -143,7 +126,7 @@ inline Floats rows_of(const Rows4 &x, int64_t kind, int64_t b, int64_t h, int64_
 // The same with a stride of whole groups, zeros behind the width: a right-hand side of products.
 inline void padded_rows(const Rows4 &x, int64_t kind, int64_t b, int64_t h, int64_t first, int64_t rows, int64_t width,
                         float *room) {
-    const int64_t wide = padded_width(width), at = b * x.b + h * x.h + first * x.t;
+    const int64_t wide = padded_width(width), at = x.place(b, h, first);
     if (wide > width) std::memset(room, 0, rows * wide * sizeof(float));
     for (int64_t n = 0; n < rows; ++n) widen(x.data, kind, at + n * x.t, width, room + n * wide);
 }
@@ -218,7 +201,7 @@ inline bool finite_rows(const Rows4 &x, int64_t kind, int64_t b, int64_t h, int6
     float rest = 0;
     alignas(64) float wide[256];
     for (int64_t n = first; n < first + count; ++n) {
-        const int64_t at = b * x.b + h * x.h + n * x.t;
+        const int64_t at = x.place(b, h, n);
         const float *row = static_cast<const float *>(x.data) + at;
         if (kind != FLOAT32) {
             widen(x.data, kind, at, width, wide);

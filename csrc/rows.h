@@ -1,5 +1,7 @@
 // Which keys a block of queries may see: bounds lane by lane, summaries group by group, bits where a tensor decides.
 #pragma once
+#include <utility>
+
 #include "arguments.h"
 #include "mm.h"
 
@@ -83,10 +85,7 @@ struct Seen {
             ++count;
         }
         if (count < 2) return;
-        if (ranges[0][0] > ranges[1][0]) {
-            const int64_t swap[2] = {ranges[0][0], ranges[0][1]};
-            std::memcpy(ranges[0], ranges[1], sizeof swap), std::memcpy(ranges[1], swap, sizeof swap);
-        }
+        if (ranges[0][0] > ranges[1][0]) std::swap(ranges[0], ranges[1]);
         if (ranges[1][0] > ranges[0][1]) return;
         ranges[0][1] = most(ranges[0][1], ranges[1][1]);
         count = 1;
@@ -110,13 +109,15 @@ REGARD_INLINE void close_by_runs(const Seen &seen, int g, Span span, float *tile
 }
 
 // The pairs of a group that a bool tensor allows, as a bit a lane for each key. 0: none of them, 2: all, 1: some.
-inline int dense_bits(const Arguments &a, int64_t b, int64_t h, int64_t first, int64_t rows, Span span, uint32_t *bits) {
+inline int dense_bits(const Arguments &a, int64_t b, int64_t h, int64_t first, int64_t rows, Span span,
+                      uint32_t *bits) {
     const int64_t keys = span.last - span.first;
     const uint8_t flip = uint8_t(a.negated != 0);
     std::memset(bits, 0, keys * sizeof(uint32_t));
     uint8_t every = 1, some = 0;
     for (int64_t lane = 0; lane < GROUP; ++lane) {
-        const uint8_t *row = a.dense.at(b, h) + most(0, least(first + lane, rows - 1)) * a.dense.q + span.first * a.dense.k;
+        const int64_t i = most(0, least(first + lane, rows - 1));
+        const uint8_t *row = a.dense.at(b, h) + i * a.dense.q + span.first * a.dense.k;
         const auto look = [&](int64_t step) __attribute__((always_inline)) {
             for (int64_t k = 0; k < keys; ++k) {
                 const uint8_t open = uint8_t(row[k * step] != 0) ^ flip;
@@ -137,12 +138,8 @@ REGARD_INLINE void close_by_bits(const uint32_t *bits, int64_t keys, float *tile
     change(tile, keys, ld, [&](F x, int64_t k, int n) { return pick((all(bits[k]) & own[n]) != 0, x, all(-INF)); });
 }
 
-REGARD_INLINE U mix(U x) {
-    x = (x ^ (x >> 16)) * 0x7FEB352Du;
-    x = (x ^ (x >> 15)) * 0x846CA68Bu;
-    return x ^ (x >> 16);
-}
-inline uint32_t mix(uint32_t x) {
+template <class T>  // a number, or a vector of them
+REGARD_INLINE T mix(T x) {
     x = (x ^ (x >> 16)) * 0x7FEB352Du;
     x = (x ^ (x >> 15)) * 0x846CA68Bu;
     return x ^ (x >> 16);

@@ -138,9 +138,7 @@ inline void add_pairs(const Block &block, int g, Span span, float *tile, int64_t
     const Pairs<const float> &x = a.bias;
     const float *from = x.at(block.b, block.h) + span.first * x.k;
     const int64_t keys = span.last - span.first, top = block.first + g * GROUP, last = block.first + block.rows - 1;
-    if (x.q == 0) {
-        return change(tile, keys, ld, [&](F y, int64_t k, int) { return y + from[k * x.k]; });
-    }
+    if (x.q == 0) return change(tile, keys, ld, [&](F y, int64_t k, int) { return y + from[k * x.k]; });
     const float *rows[GROUP];
     for (int lane = 0; lane < GROUP; ++lane) rows[lane] = from + least(top + lane, last) * x.q;
     int64_t k = 0;
@@ -149,10 +147,7 @@ inline void add_pairs(const Block &block, int g, Span span, float *tile, int64_t
             F y[LANES];
             EACH(lane, LANES) y[lane] = load(rows[n * LANES + lane] + k);
             transpose(y);
-            EACH(m, LANES) {
-                float *at = tile + (k + m) * ld + n * LANES;
-                store(at, load(at) + y[m]);
-            }
+            EACH(m, LANES) add_to(tile + (k + m) * ld + n * LANES, y[m]);
         }
     for (; k < keys; ++k)
         for (int lane = 0; lane < GROUP; ++lane) tile[k * ld + lane] += rows[lane][k * x.k];
@@ -165,9 +160,7 @@ inline const float *diagonal_at(const Block &block, int g, int n, int64_t key) {
 
 inline void add_diagonals(const Block &block, int g, Span span, float *tile, int64_t ld) {
     for (int64_t k = span.first; k < span.last; ++k, tile += ld)
-        EACH(n, VECTORS)
-            store(tile + n * LANES,
-                  load(tile + n * LANES) + reversed(load(diagonal_at(block, g, n, k))));
+        EACH(n, VECTORS) add_to(tile + n * LANES, reversed(load(diagonal_at(block, g, n, k))));
 }
 
 // Soft-cap; `slopes`, where given, gets the cap's derivative of every pair.

@@ -35,6 +35,7 @@ constexpr float LN2 = 0.693147180559945309f;
 
 REGARD_INLINE F load(const float *p) { return *reinterpret_cast<const Loose *>(p); }
 REGARD_INLINE void store(float *p, F x) { *reinterpret_cast<Loose *>(p) = x; }
+REGARD_INLINE void add_to(float *p, F x) { store(p, load(p) + x); }
 REGARD_INLINE F all(float x) { return x - F{}; }
 REGARD_INLINE I all(int32_t x) { return x - I{}; }
 REGARD_INLINE U all(uint32_t x) { return x - U{}; }
@@ -85,18 +86,21 @@ REGARD_INLINE F reciprocal(F x) {
 #endif
 }
 
+// A polynomial in x from its highest coefficient down.
+template <class... Rest>
+REGARD_INLINE F polynomial(F x, float highest, Rest... rest) {
+    F p = all(highest);
+    ((p = p * x + rest), ...);
+    return p;
+}
+
 // 2^n of a number that 1.5 * 2^23 was added to: n in the low bits goes to the exponent.
 REGARD_INLINE F power(F shifted) { return as_float(I((U(as_int(shifted)) << 23) + (127u << 23))); }
 
 // 2^(n + f) for |f| <= 1/2, n as `power` takes it.
 REGARD_INLINE F power_of(F f, F shifted) {
-    F p = all(0.0013264726891751761f);
-    p = p * f + 0.009671512910234312f;
-    p = p * f + 0.055507337465879714f;
-    p = p * f + 0.24022242081005665f;
-    p = p * f + 0.693146977595791f;
-    p = p * f + 1.0f;
-    return p * power(shifted);
+    return power(shifted) * polynomial(f, 0.0013264726891751761f, 0.009671512910234312f, 0.055507337465879714f,
+                                       0.24022242081005665f, 0.693146977595791f, 1.0f);
 }
 
 // 2^x, relative error 1e-7; 0 below -126.5, at most 2^127; NaN stays NaN.
@@ -120,15 +124,8 @@ REGARD_INLINE F exp_fine(F x) {
     const F shifted = x * LOG2E + 12582912.0f;
     const F n = shifted - 12582912.0f;
     const F r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
-    F p = all(1.0f / 5040);
-    p = p * r + 1.0f / 720;
-    p = p * r + 1.0f / 120;
-    p = p * r + 1.0f / 24;
-    p = p * r + 1.0f / 6;
-    p = p * r + 0.5f;
-    p = p * r + 1.0f;
-    p = p * r + 1.0f;
-    return p * power(shifted);
+    return power(shifted) *
+           polynomial(r, 1.0f / 5040, 1.0f / 720, 1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f, 1.0f, 1.0f);
 }
 
 // log2(u) of normal u > 0 (finite for 0 and denormal ones), `lost` more where that is what rounding took from u,
@@ -136,26 +133,17 @@ REGARD_INLINE F exp_fine(F x) {
 REGARD_INLINE F log2_of(F u, F lost) {
     const I bits = I(U(as_int(u)) - 0x3F3504F3u);
     const F f = as_float((bits & 0x7FFFFF) + 0x3F3504F3) - 1.0f, z = f * f;
-    F p = all(6.7466367599e-02f);
-    p = p * f - 1.1675679377e-01f;
-    p = p * f + 1.1888178819e-01f;
-    p = p * f - 1.2405586156e-01f;
-    p = p * f + 1.4219549981e-01f;
-    p = p * f - 1.6667995894e-01f;
-    p = p * f + 2.0002118763e-01f;
-    p = p * f - 2.5000009600e-01f;
-    p = p * f + 3.3333312603e-01f;
+    const F p = polynomial(f, 6.7466367599e-02f, -1.1675679377e-01f, 1.1888178819e-01f, -1.2405586156e-01f,
+                           1.4219549981e-01f, -1.6667995894e-01f, 2.0002118763e-01f, -2.5000009600e-01f,
+                           3.3333312603e-01f);
     return ((lost + (p * f * z - 0.5f * z)) + f) * LOG2E + __builtin_convertvector(bits >> 23, F);
 }
 
 // tanh x to a few units in the last place: a polynomial near 0, 1 - 2 / (e^2x + 1) beyond.
 REGARD_INLINE F tanh(F x) {
     const F size = larger(x, -x), z = x * x;
-    F p = all(0.019800116496404417f);
-    p = p * z - 0.05379435003131482f;
-    p = p * z + 0.13332751169672014f;
-    p = p * z - 0.3333332725265982f;
-    const F near = x + x * z * p;
+    const F near = x + x * z * polynomial(z, 0.019800116496404417f, -0.05379435003131482f, 0.13332751169672014f,
+                                          -0.3333332725265982f);
     const F far = 1.0f - 2.0f / (exp2(smaller(size, all(20.0f)) * (2 * LOG2E)) + 1.0f);
     const F signed_far = pick(x < all(0.0f), -far, far);
     return pick(size < all(0.32f), near, pick(x == x, signed_far, x));

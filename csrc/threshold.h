@@ -271,7 +271,7 @@ struct ThresholdRoom {
 inline Floats kept_rows(const Rows4 &x, int64_t kind, int64_t b, int64_t h, const int32_t *keys, int64_t count,
                         int64_t width, float *room) {
     if (keys[count - 1] - keys[0] == count - 1) return rows_of(x, kind, b, h, keys[0], count, width, room);
-    for (int64_t n = 0; n < count; ++n) widen(x.data, kind, b * x.b + h * x.h + keys[n] * x.t, width, room + n * width);
+    for (int64_t n = 0; n < count; ++n) widen(x.data, kind, x.place(b, h, keys[n]), width, room + n * width);
     return {room, width};
 }
 
@@ -282,8 +282,9 @@ void fill_strips(const Block &block, ThresholdRoom &room, Lanes *lanes) {
         const Keys keys = open_keys<SCORE>(block, k, stop - k, room.keys, room.keys_lifted);
         for (int g = 0; g * GROUP < block.rows; ++g) {
             const Span span = block.seen.span(g, k, stop);
-            if (span.first >= span.last || !scores_of<SCORE>(block, g, span, keys, k, room.bits, room.tile, GROUP, nullptr)) continue;
-            sift(room.tile, span.first, span.last - span.first, room.strips[g], lanes[g]);
+            if (span.first >= span.last) continue;
+            if (scores_of<SCORE>(block, g, span, keys, k, room.bits, room.tile, GROUP, nullptr))
+                sift(room.tile, span.first, span.last - span.first, room.strips[g], lanes[g]);
         }
     });
 }

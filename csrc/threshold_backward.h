@@ -26,13 +26,7 @@ struct Strips {
 // (e^-t - 1 + t) / t^2, from `grown` = e^-t, for t <= 0.
 REGARD_INLINE F curve(F t, F grown) {
     const F u = -t;
-    F p = all(1.0f / 40320);
-    p = p * u + 1.0f / 5040;
-    p = p * u + 1.0f / 720;
-    p = p * u + 1.0f / 120;
-    p = p * u + 1.0f / 24;
-    p = p * u + 1.0f / 6;
-    p = p * u + 0.5f;
+    const F p = polynomial(u, 1.0f / 40320, 1.0f / 5040, 1.0f / 720, 1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f);
     return pick(u < all(0.5f), p, (grown - 1.0f - u) / (u * u));
 }
 
@@ -105,9 +99,13 @@ void slopes_of(const Block &block, int g, const Strip &strip, int64_t first, int
             store(room.back.slopes + to, slope * change);
             alpha += (by_alpha - bend * slope) * change;
         }
-        float *sums = room.back.row_sums + g * GROUP + n * LANES;
-        store(sums, load(sums) + alpha);
+        add_to(room.back.row_sums + g * GROUP + n * LANES, alpha);
     }
+}
+
+inline void add_rows(const float *rows, const int32_t *keys, int64_t count, int64_t width, float *to) {
+    for (int64_t k = 0; k < count; ++k)
+        for (int64_t c = 0; c < width; c += LANES) add_to(to + keys[k] * width + c, load(rows + k * width + c));
 }
 
 // Gradients of rows that a strip has kept: to[keys] += tile^T rows.
@@ -120,11 +118,7 @@ inline void add_kept(const float *tile, const int32_t *keys, int64_t count, int6
     }
     for (int64_t c = 0; c < width; c += GROUP)
         product<true, false>(count, lanes, tile, GROUP, rows + c, width, part + c, width);
-    for (int64_t k = 0; k < count; ++k)
-        for (int64_t c = 0; c < width; c += LANES) {
-            float *at = to + keys[k] * width + c;
-            store(at, load(at) + load(part + k * width + c));
-        }
+    add_rows(part, keys, count, width, to);
 }
 
 template <int SCORE>
@@ -154,11 +148,7 @@ void score_slopes(const Block &block, int g, const int32_t *keys, int64_t count,
     std::memset(room.part, 0, count * D * sizeof(float));
     if (lifted.far) additive_slopes<true>(block, g, lifted, 0, count, back.slopes, GROUP, back, room.part, D);
     else additive_slopes<false>(block, g, lifted, 0, count, back.slopes, GROUP, back, room.part, D);
-    for (int64_t k = 0; k < count; ++k)
-        for (int64_t c = 0; c < D; c += LANES) {
-            float *at = target.dkey + keys[k] * D + c;
-            store(at, load(at) + load(room.part + k * D + c));
-        }
+    add_rows(room.part, keys, count, D, target.dkey);
 }
 
 template <int SCORE, int64_t KIND>
