@@ -13,6 +13,7 @@ from torch import Tensor
 
 from regard import attention, biases, masks, normalizers, scores
 from regard._call import prepare
+from regard._plan import use_kernel
 from regard.kernels import problem
 from regard.masks import Causal, Documents, Padding, Prefix, Rule, Window
 from tests.core import cases
@@ -209,6 +210,43 @@ def test_second_derivatives_through_torch_func() -> None:
     reverse = torch.func.jacrev(torch.func.grad(loss))(q)
     forward = torch.func.jacfwd(torch.func.grad(loss))(q)
     torch.testing.assert_close(reverse, forward)
+
+
+KERNELS = [("tiled", names) for names in EVERY] + [
+    ("native", names) for names in EVERY if names[0] != "distance"
+]
+
+
+@pytest.mark.parametrize("kernel, names", KERNELS, ids=str)
+def test_gradients_in_a_batch_equal_a_loop(kernel: str, names: tuple[str, ...]) -> None:
+    dtype = torch.float64 if kernel == "tiled" else torch.float32
+    case = cases.make(*names, dtype=dtype)
+    inputs = [*cases.inputs(dtype=dtype), *case.learned]
+    with use_kernel(kernel):
+        output = attention(*inputs[:3], **case.keywords)
+    upstream = torch.randn(3, *output.shape, dtype=dtype, generator=torch.Generator().manual_seed(5))
+    found = torch.autograd.grad(output, inputs, upstream, is_grads_batched=True, retain_graph=True)
+    for n, one in enumerate(upstream):
+        expected = torch.autograd.grad(output, inputs, one, retain_graph=True)
+        for got, want in zip(found, expected, strict=True):
+            torch.testing.assert_close(got[n], want)
+
+
+def test_jacobian_and_hessian_in_one_batch() -> None:
+    q, k, v = (torch.randn(1, 2, 3, 2, dtype=torch.float64) for _ in range(3))
+
+    def run(q: Tensor, k: Tensor) -> Tensor:
+        with use_kernel("tiled"):
+            return attention(q, k, v, Causal())
+
+    jacobian, hessian = torch.autograd.functional.jacobian, torch.autograd.functional.hessian
+    for got, want in zip(jacobian(run, (q, k), vectorize=True), jacobian(run, (q, k)), strict=True):
+        torch.testing.assert_close(got, want)
+
+    def loss(q: Tensor) -> Tensor:
+        return run(q, k).sin().sum()
+
+    torch.testing.assert_close(hessian(loss, q, vectorize=True), hessian(loss, q))
 
 
 # ------------------------------------------------------------------ the operator itself

@@ -262,11 +262,33 @@ def watched() -> bool:
 
 def call_backward(*arguments: Any) -> Any:
     """The operator's gradient, by the way that is open here."""
+    if any(g is not None and torch._C._functorch.is_legacy_batchedtensor(g) for g in arguments[:2]):
+        return _of_batched_gradients(*arguments)
     if differentiating():
         return _apply(AttendBackward, *arguments)
     if not torch.is_grad_enabled() and not watched():
         return attend_backward(*arguments)
     return torch.ops.regard.attend_backward.default(*arguments)
+
+
+def _of_batched_gradients(*arguments: Any) -> list[Tensor]:
+    """Under `torch.autograd.grad(is_grads_batched=True)`, whose own vmap knows no rules: by that of torch.func."""
+    level = torch._C._vmapmode_increment_nesting() - 1
+    torch._C._vmapmode_decrement_nesting()
+    given = tuple(g for g in arguments[:2] if g is not None)
+    dims = tuple(0 if torch._C._functorch.is_legacy_batchedtensor(g) else None for g in given)
+    whole = (
+        g if at is None else torch._remove_batch_dim(g, level, 1, 0)
+        for g, at in zip(given, dims, strict=True)
+    )
+
+    def one(*some: Tensor) -> tuple[Tensor, ...]:
+        own = iter(some)
+        return tuple(
+            call_backward(*(None if g is None else next(own) for g in arguments[:2]), *arguments[2:])
+        )
+
+    return [torch._add_batch_dim(grad, 0, level) for grad in torch.func.vmap(one, dims)(*whole)]
 
 
 # ---------------------------------------------------------------------------- vmap: fold into the batch
