@@ -76,8 +76,3 @@ ROWS = (
     Row("observe", "`observe`: all statistics, top 8, a map of 256 x 256, n = 2048 / 8192", "explicit torch"),
     Row("observe-plain", "the same, as a share of the plain forward's time (at most)", "our own `attention`"),
 )
-
-
-def row(name: str) -> Row:
-    """The row of this name."""
-    return next(found for found in ROWS if found.name == name)
