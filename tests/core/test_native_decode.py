@@ -23,6 +23,7 @@ from regard.kernels.problem import lower
 from regard.masks import Causal, Padding, Prefix, Rows, Window
 from regard.normalizers import Softmax
 from regard.scores import Dot
+from tests.core.natives import laid_out
 
 BOUNDS = {torch.float32: 2e-6, torch.bfloat16: 4e-3, torch.float16: 1e-3}
 LOWER = "lower_right"
@@ -55,18 +56,6 @@ def hold(query: Tensor, key: Tensor, value: Tensor, bound: float | None = None, 
     empty = exact_lse == -torch.inf
     assert bool((output[empty] == 0).all())
     return output
-
-
-def laid_out(tensor: Tensor, layout: str) -> Tensor:
-    if layout == "transposed":
-        return tensor.transpose(1, 2).contiguous().transpose(1, 2)
-    if layout == "sliced":
-        return torch.cat([tensor, tensor], -1)[..., : tensor.shape[-1]]
-    if layout == "longer":
-        return torch.cat([tensor, tensor.new_full(tensor.shape, torch.nan)], 2)[:, :, : tensor.shape[2]]
-    if layout == "expanded":
-        return tensor[:, :1].expand_as(tensor)
-    return tensor
 
 
 def normal(seed: int, *shapes: tuple[int, ...], dtype: torch.dtype = torch.float32) -> list[Tensor]:

@@ -22,7 +22,7 @@ from regard.masks import Causal, Padding, Window
 from regard.normalizers import Entmax, Entmax15, Sparsemax
 from regard.scores import Additive, Dot
 from tests.core import cases
-from tests.core.test_native import _as, both, error, hold, made, mechanism, shapes
+from tests.core.natives import as_dtype, both, error, hold, made, mechanism, shapes
 
 NORMALIZERS = [name for name in cases.NORMALIZERS if name.startswith(("sparsemax", "entmax"))]
 SCORES = ["dot", "dot scale", "dot scale a head, soft-cap", "bilinear", "additive", "additive a head"]
@@ -81,7 +81,7 @@ def test_drawn_shapes_strides_masks_and_biases(shape: dict[str, Any], kind: str,
     threads = torch.get_num_threads()
     torch.set_num_threads(data.draw(st.sampled_from([1, 2, 5])))
     try:
-        hold(both("native", lambda dtype: (made(shape, dtype), _as(keywords, dtype))))
+        hold(both("native", lambda dtype: (made(shape, dtype), as_dtype(keywords, dtype))))
     finally:
         torch.set_num_threads(threads)
 
