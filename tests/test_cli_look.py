@@ -208,7 +208,7 @@ HOSTILE = [
         "--tokens 3: there are 3 tokens, counted from 0; give 0 to 2",
     ),
     (["look", "--record", "kept.npz", "--tokens", "nothing"], "there is no such token"),
-    (["look", "--record", "kept.npz", "--head", "1"], "--head 1: there are 1 heads"),
+    (["look", "--record", "kept.npz", "--head", "1"], "head 1: the only head here is 0"),
     (["look", "--record", "kept.npz", "--unit", "page"], "page"),
     (["look", "the cat", "--model", "MODEL", "--layers", "2"], "--layers 2: tiny-bert has 2 layers"),
     (["look", "the cat", "--model", "MODEL", "--heads", "1-3"], "--heads 3: tiny-bert has 3 heads"),

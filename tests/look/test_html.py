@@ -30,9 +30,9 @@ def test_the_page_carries_every_weight(record):
 
 def test_it_opens_where_it_is_told(record):
     assert data_of(html.page(record, 1, 0))["opened"][:2] == [1, 0]
-    with pytest.raises(ValueError, match="--layer 9: there are 2 layers"):
+    with pytest.raises(ValueError, match="layer 9: there are 2 layers"):
         html.page(record, 9, 0)
-    with pytest.raises(ValueError, match="--head 2: there are 2 heads"):
+    with pytest.raises(ValueError, match="head 2: there are 2 heads"):
         html.page(record, 0, 2)
 
 

@@ -153,7 +153,10 @@ def test_images_that_are_none(tmp_path: Path, picture: Path, bert_folder: Path) 
         record_of_image(loaded, tmp_path / "none.png")
     with pytest.raises(ValueError, match="cannot read the image"):
         record_of_image(loaded, tmp_path)
-    with pytest.raises(ValueError, match="looks at images, and has no tokenizer; give an image"):
+    with pytest.raises(
+        ValueError,
+        match="has no tokenizer: a text says nothing to it. See it with: regard look --model",
+    ):
         record_of(loaded, "the cat")
     with pytest.raises(ValueError, match="reads text, and has no image processor"):
         record_of_image(load_model(str(bert_folder)), picture)

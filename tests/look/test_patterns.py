@@ -73,6 +73,6 @@ def test_pick(planted, layer, head, picked):
 @pytest.mark.parametrize(("layer", "head"), [(3, None), (-1, None), (0, 2), (None, 2), (0, -1)])
 def test_pick_says_how_many_there_are(planted, layer, head):
     with pytest.raises(
-        ValueError, match=r"--(layer|head) -?\d: there are \d (layer|head)s, counted from 0; give 0 to"
+        ValueError, match=r"^(layer|head) -?\d: there are \d (layer|head)s, counted from 0; give 0 to"
     ):
         pick(planted, layer, head)

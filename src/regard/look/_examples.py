@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from regard.look._explain_text import brief
+from regard.look._patterns import refuse
 from regard.look.explain import Explanation, Step, compare, explain
 
 _MOST_TOKENS = 512
@@ -59,7 +60,7 @@ def vocabulary(tokens: Iterable[str]) -> dict[str, int]:
 
 
 def which(asked: str | None, tokens: Sequence[str], otherwise: int | None) -> int | None:
-    """The token that `--token` asks for: a number counted from 0, a token's own text, or `all` (None)."""
+    """The token that is asked for: a number counted from 0, a token's own text, or `all` (None)."""
     if asked is None:
         return otherwise
     if asked == "all":
@@ -68,17 +69,15 @@ def which(asked: str | None, tokens: Sequence[str], otherwise: int | None) -> in
         number = int(asked)
         if 0 <= number < len(tokens):
             return number
-        raise ValueError(
-            f"--token {asked}: there are {len(tokens)} tokens, counted from 0; give 0 to {len(tokens) - 1}"
-        )
+        refuse("token", number, list(range(len(tokens))))
     places = [place for place, token in enumerate(tokens) if token == asked]
     if len(places) == 1:
         return places[0]
     if places:
         raise ValueError(
-            f"--token {asked}: it stands at {', '.join(map(str, places))}; give one of these numbers"
+            f"token {asked!r}: it stands at {', '.join(map(str, places))}; give one of these numbers"
         )
-    raise ValueError(f"--token {asked}: no such token; there are: {' '.join(tokens)}")
+    raise ValueError(f"token {asked!r}: no such token; there are: {' '.join(tokens)}")
 
 
 def sentence(
@@ -223,5 +222,5 @@ def example(name: str, token: str | None = None, head: int = 0) -> Explanation:
     if name == "life-is-short-cross":
         return sentence(LIFE, against=LIFE_ELSEWHERE, token=token, head=head)
     if name == "karina":
-        raise ValueError(f"--head {head}: karina has one head, number 0")
+        raise ValueError(f"head {head}: the only head of karina is 0")
     raise ValueError(f"there is no example {name!r}; there are: {', '.join(EXAMPLES)}")

@@ -78,7 +78,8 @@ def of_inputs(
             record.label([Token(name) for name in tokens])
         elif tokenizer is not None:
             record.text, table = tokens_of_ids(tokenizer, _ids(inputs, sample))
-            record.label(table)
+            if len(table) in record.lengths:
+                record.label(table)
         return record
 
     asked = None if token is None else str(token)
@@ -139,7 +140,7 @@ def _choice(
     if (layer is None or head is None) and needed > WEIGHT_BYTES:
         raise ValueError(
             f"the weights of all heads take {needed / 2**30:.1f} GiB, too much to choose one by; say "
-            "which: --layer and --head"
+            "which layer and head"
         )
     number, head = pick(record, layer, head)
     site = record.sites[number]

@@ -86,7 +86,7 @@ def overview(record: Record, sites: list[Shown], scheme: str) -> Drawing:
         )
     for place, site in enumerate(sites):
         y = top + place * (size + 6)
-        parts.append(_text(str(site.number), left - 8, y + size / 2 + 4, colours["soft"], anchor="end"))
+        parts.append(_text(str(site.called), left - 8, y + size / 2 + 4, colours["soft"], anchor="end"))
         for number in range(site.heads):
             x = left + number * (size + 6)
             small = _small(site, number, size)

@@ -87,7 +87,10 @@ def _config_of(model: Any) -> Any:
 
 def _require_text(loaded: LoadedModel, text: str, target: str | None) -> None:
     if loaded.tokenizer is None:
-        raise ValueError(f"{loaded.name} looks at images, and has no tokenizer; give an image: --image FILE")
+        raise ValueError(
+            f"{loaded.name} looks at images, and has no tokenizer: a text says nothing to it. "
+            "See it with: regard look --model MODEL --image FILE"
+        )
     if not text.strip():
         raise ValueError("the text is empty; give some words to look at")
     if target is None:
@@ -155,7 +158,12 @@ def _require_sites(loaded: LoadedModel, record: Record) -> None:
 def _label(record: Record, model: Any, read: Sequence[Token], written: Sequence[Token]) -> None:
     """Name the tokens on both sides of every site: what was read, and, in the half that writes, what is written."""
     if not written:
-        record.label(read)
+        if len(read) in record.lengths:
+            record.label(read)
+        else:
+            record.notes.append(
+                f"no layer has the {len(read)} tokens of the text: its tokens have no names here"
+            )
         return
     encoder = model.get_encoder()
     within = next(name for name, part in model.named_modules() if part is encoder)
@@ -202,7 +210,7 @@ def record_of_image(loaded: LoadedModel, image: str | Path, *, keep: Keep | None
     _note_pooled(record, count, keep, kept)
     _require_sites(loaded, record)
     grid, tokens = patches.found(model)
-    if grid is not None:
+    if grid is not None and len(tokens) in record.lengths:
         record.label(tokens, grid)
     if any(not site.query_tokens for site in record.sites):
         said = patches.said(grid)

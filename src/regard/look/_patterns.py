@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NoReturn
 
 import torch
 from torch import Tensor
@@ -116,6 +117,15 @@ def pick(record: Record, layer: int | None, head: int | None) -> tuple[int, int]
 
 def _require(name: str, value: int | None, count: int) -> None:
     if value is not None and not 0 <= value < count:
-        raise ValueError(
-            f"--{name} {value}: there are {count} {name}s, counted from 0; give 0 to {count - 1}"
-        )
+        refuse(name, value, list(range(count)))
+
+
+def refuse(name: str, asked: int | None, known: list[int]) -> NoReturn:
+    """Say which layers, heads or tokens there are."""
+    if len(known) == 1:
+        there = f"the only {name} here is {known[0]}"
+    elif known == list(range(len(known))):
+        there = f"there are {len(known)} {name}s, counted from 0; give 0 to {len(known) - 1}"
+    else:
+        there = f"the {name}s here are {', '.join(map(str, known))}"
+    raise ValueError(f"{name} {asked}: {there}")

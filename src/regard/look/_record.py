@@ -306,9 +306,23 @@ class Record:
     # The steps of generations whose beams changed places, as long as the record is in memory.
     runs: list[Any] = field(default_factory=list, repr=False, compare=False)
 
+    @property
+    def lengths(self) -> set[int]:
+        """Of the sides of all sites: how many tokens they have."""
+        return {length for site in self.sites for length in site.lengths}
+
     def label(self, tokens: Sequence[Token], grid: Grid | None = None) -> None:
-        """Give every site the tokens of the text (and their grid), on each side whose length is theirs."""
+        """Give every site the tokens of the text (and their grid), on each side whose length is theirs.
+
+        Raises ValueError where no side of any site is as long as the table.
+        """
         table = tuple(tokens)
+        if self.sites and len(table) not in self.lengths:
+            there = " or ".join(map(str, sorted(self.lengths)))
+            raise ValueError(
+                f"label(tokens): expected a token for each query or key of some site, {there} of them; "
+                f"got {len(table)}. What a generation wrote last was never read: leave it out"
+            )
         for site in self.sites:
             query_length, key_length = site.lengths
             if query_length == len(table):

@@ -36,6 +36,8 @@ class Shown:
     def __init__(self, record: Record, number: int, sample: int = 0) -> None:
         self.site: Site = record.sites[number]
         self.number, self.sample = number, sample
+        # What people call it by: of a comparison, its place in the first of the two records.
+        self.called = number
         self.heads = self.site.heads
         self.Tq, self.Tk = self.site.lengths
         self.queries, self.keys = self.site.query_tokens, self.site.key_tokens
@@ -51,7 +53,7 @@ class Shown:
     @property
     def title(self) -> str:
         """Which layer, in words."""
-        said = f"Layer {self.number}"
+        said = f"Layer {self.called}"
         if self._several:
             said += f" ({_group(self.site)} {self.site.layer})"
         return said
@@ -60,7 +62,7 @@ class Shown:
     def option(self) -> str:
         """The same, short."""
         more = f" {_group(self.site)} {self.site.layer}" if self._several else ""
-        return f"{self.number}{more}"
+        return f"{self.called}{more}"
 
     @property
     def facts(self) -> str:

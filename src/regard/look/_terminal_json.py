@@ -32,7 +32,7 @@ def document(source: Record | Difference, layer: int, head: int, tokens: Sequenc
         "sites": [_site(one) for one in sites],
         "heads": [_head(one, number, columns) for one in sites for number in range(one.heads)],
         "head": {
-            "site": layer,
+            "site": site.called,
             "head": head,
             "said": site.said(head),
             "rows": [_row(site, head, query) for query in (tokens or range(site.Tq))],
@@ -45,7 +45,7 @@ def _site(shown: Shown) -> dict[str, Any]:
     site = shown.site
     plain = ("name", "kind", "layer", "call", "implementation", "dtype")
     return {
-        "site": shown.number,
+        "site": shown.called,
         **{name: getattr(site, name) for name in plain},
         "heads": shown.heads,
         "queries": shown.Tq,
@@ -55,7 +55,7 @@ def _site(shown: Shown) -> dict[str, Any]:
 
 def _head(site: Shown, head: int, columns: list[Column]) -> dict[str, Any]:
     values = {column.name: column.of(site, head) for column in columns}
-    return {"site": site.number, "head": head, **values, "said": site.said(head)}
+    return {"site": site.called, "head": head, **values, "said": site.said(head)}
 
 
 def _row(site: Shown, head: int, query: int) -> dict[str, Any]:

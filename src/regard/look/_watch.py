@@ -52,13 +52,12 @@ class Watch:
                 "(compiled._orig_mod), or load it again without compiling it"
             )
         self._model, self._keep = model, keep or Keep()
-        self._entered = False
+        self._entered = self._closed = False
 
     def __enter__(self) -> Record:
         if self._entered:
-            raise RuntimeError(
-                "watch: this watch was used already and is closed; call watch(model) for a new one"
-            )
+            state = "was used already and is closed" if self._closed else "is open already"
+            raise RuntimeError(f"watch: this watch {state}; call watch(model) for a new one")
         self._entered = True
         self._record = Record(model=type(self._model).__name__, notes=standing_down(self._model))
         self._places = Places()
@@ -74,6 +73,7 @@ class Watch:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._closed = True
         try:
             self._watcher.__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
         finally:

@@ -165,7 +165,7 @@ def _data(
     described = [
         {
             "title": site.title,
-            "label": str(site.number),
+            "label": str(site.called),
             "option": site.option,
             "facts": site.facts,
             "cross": site.two_sided,

@@ -14,6 +14,7 @@ from rich.text import Text
 from regard.look._difference import Difference
 from regard.look._page_facts import facts
 from regard.look._page_sources import is_signed, sources
+from regard.look._patterns import refuse
 from regard.look._record import Record
 from regard.look._shown import Array, Shown
 from regard.look._terminal_draw import (
@@ -102,7 +103,7 @@ def _glance(sites: list[Shown], width: int, *, signed: bool) -> list[Text]:
         lines.append(Text("    " + names, style="dim"))
         for site in sites:
             maps = [_small(site, head, size) for head in range(start, min(stop, site.heads))]
-            lines += strip(f"{site.number:>3} ", maps, signed=signed)
+            lines += strip(f"{site.called:>3} ", maps, signed=signed)
     return lines
 
 
@@ -134,7 +135,7 @@ def _plain_glance(sites: list[Shown], width: int) -> list[Text]:
                 f"  {LETTERS[site.kind(head)]}{_tenths(site.share(head))}"
                 for head in range(start, min(stop, site.heads))
             ]
-            lines.append(Text(f"layer {site.number:>2}{''.join(marks)}"))
+            lines.append(Text(f"layer {site.called:>2}{''.join(marks)}"))
     used = {site.kind(head) for site in sites for head in range(site.heads)}
     lines += [
         Text("   " + line)
@@ -210,9 +211,7 @@ def _token(site: Shown, head: int, token: int) -> list[Text]:
     """One token: what it attends to and, where queries and keys are the same tokens, what attends to it."""
     queries, keys = labels(site.queries, site.Tq), labels(site.keys, site.Tk)
     if not 0 <= token < site.Tq:
-        raise ValueError(
-            f"--tokens {token}: there are {site.Tq} tokens, counted from 0; give 0 to {site.Tq - 1}"
-        )
+        refuse("token", token, list(range(site.Tq)))
     lines = [Text(f"token {token}, {queries[token]}, attends to", style="bold")]
     lines += [_listed(keys[key], key, share) for key, share in row_of(site, head, token)]
     if not site.two_sided:
