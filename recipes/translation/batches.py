@@ -19,7 +19,7 @@ Encoded = tuple[list[int], list[int]]
 
 
 class Batch(NamedTuple):
-    """source (B, Ts) with EOS behind each sentence, lengths (B,), target_in and target_out (B, Tt), ``tokens`` to predict."""
+    """source (B, Ts), EOS behind each sentence; lengths (B,); target_in, target_out (B, Tt); ``tokens`` to predict."""
 
     source: Tensor
     lengths: Tensor

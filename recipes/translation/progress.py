@@ -56,7 +56,7 @@ class Bar:
     def say(self, line: str) -> None:
         """A line that stays."""
         if self._shown:
-            self._progress.console.print(line, markup=False, highlight=False)
+            self._progress.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def clock(seconds: float) -> str:

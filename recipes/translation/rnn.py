@@ -68,7 +68,7 @@ class ConcatScore(Owner):
 
 
 class Source(NamedTuple):
-    """The source as it was read: ``summary`` (B, d) of the last states, and what attention looks at, if there is any."""
+    """The source as it was read: ``summary`` (B, d) of the last states, and what attention looks at, if any."""
 
     summary: Tensor
     memory: Memory | None
