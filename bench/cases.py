@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from regard.biases import Alibi
 from regard.masks import Causal, Window
 from regard.normalizers import Entmax15, Sparsemax
@@ -12,8 +14,9 @@ from .case import AnyCase, Case, ImportCase, Limit, shape
 from .cases_decode import CASES as DECODE
 from .cases_dot import CASES as DOT
 from .cases_long import CASES as LONG
+from .cases_long import DROPOUT, RELATIVE
 from .cases_scores import CASES as SCORES
-from .ours import attend, attend_additive, attend_relative, observe
+from .ours import attend, attend_additive, observe
 
 # Against float64 the broadcast expression's own gradient of v is off by 1e-5 (ours by 6e-7): one sum over all pairs.
 BROADCAST_SUMS = 5e-5
@@ -174,30 +177,8 @@ CASES: tuple[AnyCase, ...] = (
         memory=True,
         max_rounds=7,
     ),
-    Case(
-        name="dropout",
-        question="Dropout of weights, where SDPA leaves its fused kernel.",
-        at=shape(1, 8, 2048, 64),
-        ours=attend(dropout_p=plain.DROPOUT_P),
-        other=plain.sdpa_dropout,
-        other_name="SDPA, dropout",
-        agree=plain.dropout_law,
-        tolerance=0.02,
-        memory=True,
-        max_rounds=7,
-    ),
-    Case(
-        name="relative-train",
-        question="A learned relative bias, forward and backward.",
-        at=shape(1, 8, 1024, 64),
-        ours=attend_relative,
-        other=plain.sdpa_relative,
-        other_name="SDPA, gathered bias",
-        backward=True,
-        extra=plain.relative_table,
-        memory=True,
-        max_rounds=7,
-    ),
+    replace(DROPOUT, name="dropout", at=shape(1, 8, 2048, 64), memory=True, max_rounds=7, limits=(), row=""),
+    replace(RELATIVE, name="relative-train", memory=True, limits=(), row=""),
     Case(
         name="grouped",
         question="32 query heads over 8 key heads.",
