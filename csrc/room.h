@@ -80,14 +80,14 @@ inline float from_half(uint16_t x) {
 #if defined(__F16C__)
     return _cvtsh_ss(x);
 #else
-    return float(__builtin_bit_cast(_Float16, x));
+    return float(__builtin_bit_cast(__fp16, x));
 #endif
 }
 inline uint16_t to_half(float x) {
 #if defined(__F16C__)
     return uint16_t(_cvtss_sh(x, 0));
 #else
-    return __builtin_bit_cast(uint16_t, _Float16(x));
+    return __builtin_bit_cast(uint16_t, __fp16(x));
 #endif
 }
 REGARD_INLINE float from_brain(uint16_t x) { return __builtin_bit_cast(float, uint32_t(x) << 16); }
