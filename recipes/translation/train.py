@@ -119,7 +119,8 @@ def train(
     last = _room(out, resume, accelerator.is_main_process)
     corpus = _corpus(data)
     size = vocabulary or _DEFAULTS.get(data, {}).get("vocabulary", 8000)
-    known = _vocabulary(corpus, size, last, out, accelerator)
+    corpus = [_short(part, words) for part in (corpus.train, corpus.valid)]
+    known = _vocabulary(corpus[0], size, last, out, accelerator)
     torch.manual_seed(seed)
     made = build({"kind": model, "vocabulary": len(known), **sizes})
     config: dict[str, Any] = {
@@ -130,9 +131,9 @@ def train(
         "seed": seed,
         "training": dataclasses.asdict(recipe),
     }
-    pairs, valid = (_encoded(part, known, words) for part in (corpus.train, corpus.valid))
+    pairs, valid = (_encoded(part, known) for part in corpus)
     if accelerator.is_main_process:
-        _say(f"{data}: {len(pairs):,} of {len(corpus.train):,} pairs to train on, {len(valid):,} to judge by")
+        _say(f"{data}: {len(pairs):,} of {len(corpus[0]):,} pairs to train on, {len(valid):,} to judge by")
         _say(f"{model}: {parameters(made):,} parameters; {len(known):,} subwords")
     training = Training(made, pairs, valid, out, recipe, config, known, accelerator)
     if last is not None:
@@ -203,7 +204,12 @@ def _corpus(name: str) -> Any:
     return data.load(name)
 
 
-def _vocabulary(corpus: Any, size: int, last: Path | None, out: Path, accelerator: Any) -> Any:
+def _short(pairs: Any, words: int | None) -> list[Any]:
+    """The pairs whose source has at most so many words."""
+    return [pair for pair in pairs if words is None or len(pair.source.split()) <= words]
+
+
+def _vocabulary(pairs: list[Any], size: int, last: Path | None, out: Path, accelerator: Any) -> Any:
     """The vocabulary of the checkpoint, or one learned from the training pairs by the first process for all."""
     from recipes.translation.data.vocabulary import Vocabulary
 
@@ -211,17 +217,15 @@ def _vocabulary(corpus: Any, size: int, last: Path | None, out: Path, accelerato
         return Vocabulary.load(last / "vocabulary.json")
     path = out / "vocabulary.json"
     if accelerator.is_main_process:
-        texts = [text for pair in corpus.train for text in (pair.source, pair.target)]
+        texts = [text for pair in pairs for text in (pair.source, pair.target)]
         Vocabulary.train(texts, size).save(path)
     accelerator.wait_for_everyone()
     return Vocabulary.load(path)
 
 
-def _encoded(pairs: Any, known: Any, words: int | None) -> list[Encoded]:
+def _encoded(pairs: list[Any], known: Any) -> list[Encoded]:
     found = []
     for pair in pairs:
-        if words is not None and len(pair.source.split()) > words:
-            continue
         source, target = known.encode(pair.source), known.encode(pair.target)
         if 0 < len(source) <= _LONGEST and 0 < len(target) <= _LONGEST:
             found.append((source, target))

@@ -49,7 +49,7 @@ def log_likelihood(model: Any, source: Tensor, lengths: Tensor, text: list[int],
 @pytest.mark.parametrize("described", DESCRIBED, ids=lambda one: one["kind"])
 def test_a_beam_of_one_writes_what_greedy_writes(described: dict[str, Any]) -> None:
     written = []
-    for seed in range(3):
+    for seed in range(6):
         model = sharp(described, seed)
         written += decode.greedy(model, *drawn(), limit=12)
         assert written[-6:] == decode.beam(model, *drawn(), width=1, limit=12)

@@ -85,7 +85,7 @@ def training(folder: Path, model: torch.nn.Module, **recipe: object) -> Training
     made = Recipe(**{"tokens": 400, "every": 50, "warmup": 30, "rate": 8e-3, "smoothing": 0.0, **recipe})
     return Training(
         model,
-        tiny.pairs(600, longest=4),
+        tiny.pairs(1500, longest=4),
         tiny.pairs(30, seed=1, longest=4),
         folder,
         made,
@@ -104,7 +104,7 @@ def test_a_small_model_learns_the_letters(tmp_path: Path, kind: str) -> None:
         **({"heads": 2, "layers": 1, "hidden": 64} if kind != "rnn" else {}),
     }
     model = build({"kind": kind, "vocabulary": len(KNOWN), **sizes})
-    at = training(tmp_path, model, rate=8e-3 if kind == "rnn" else 4e-3).run(Budget(epochs=24))
+    at = training(tmp_path, model, rate=8e-3 if kind == "rnn" else 4e-3).run(Budget(epochs=11))
     assert at.best < 0.5
     held_out = tiny.pairs(50, seed=2, longest=4)
     written = decode.greedy(model.eval(), *sources([source for source, _ in held_out]), 10)
