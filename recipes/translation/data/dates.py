@@ -1,4 +1,4 @@
-"""Dates as people write them in many languages, and the same in ISO 8601: drawn without limit from Babel's CLDR data."""
+"""Dates as people write them in many languages, and in ISO 8601: drawn without limit from CLDR, by Babel."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from datetime import date
 
 from recipes.translation.data.pairs import Corpus, Pair
 
-# Of several scripts and orders, and nothing left open between them: Croatian is not here, whose October is Polish November.
-LANGUAGES = (
-    "ar bg cs da de el en es et fi fr he hi hu id it ja ko lt lv nb nl pl pt ro ru sk sl sv th tr uk vi zh".split()
+# Of several scripts and orders. Croatian is not here: its short October is the Polish November.
+_CODES = (
+    "ar bg cs da de el en es et fi fr he hi hu id it ja ko lt lv nb nl pl pt ro ru sk sl sv th tr uk vi zh"
 )
+LANGUAGES = tuple(_CODES.split())
 FORMS = ("long", "full", "d MMMM y", "d MMM y", "EEEE d MMMM y")
 _YEARS = (1900, 2099)
 TRAIN, HELD_OUT = 40_000, 2_000
@@ -29,7 +30,9 @@ def corpus(seed: int = 7, train: int = TRAIN, held_out: int = HELD_OUT) -> Corpu
         text = " ".join(format_date(day, form, locale=language).split())
         known = found.setdefault(text, Pair(text, day.isoformat(), f"{language} {text}"))
         if known.target != day.isoformat():
-            raise ValueError(f"dates: {text!r} is both {known.target} and {day.isoformat()}; leave {language} out")
+            raise ValueError(
+                f"dates: {text!r} is both {known.target} and {day.isoformat()}; leave {language} out"
+            )
     pairs = list(found.values())
     return Corpus(
         "dates", ("mul", "iso"), pairs[:train], pairs[train : train + held_out], pairs[train + held_out :]
