@@ -1,0 +1,123 @@
+"""The commands train and translate: from pairs to a translation, and one message for what cannot be."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from recipes.translation import __main__, checkpoint
+from recipes.translation import data as corpora
+from recipes.translation.data.pairs import Corpus, Pair
+from tests.recipes import tiny
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Run]:
+    """A command, its exit code, and what it printed. The corpus is one of letters."""
+    texts = ["".join(chr(ord("a") + (i * k) % 10) for k in range(1, 2 + i % 4)) for i in range(200)]
+    pairs = [Pair(text, tiny.translated(text), str(place)) for place, text in enumerate(texts)]
+    corpus = Corpus("dates", ("xx", "yy"), pairs[:160], pairs[160:180], pairs[180:])
+    monkeypatch.setattr(corpora, "load", lambda name: corpus)
+    before = signal.getsignal(signal.SIGTERM)
+
+    def ran(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["recipes.translation", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            __main__.main()
+        out, err = capsys.readouterr()
+        return int(ended.value.code or 0), out, err
+
+    yield ran
+    signal.signal(signal.SIGTERM, before)
+
+
+SMALL = ("--data", "dates", "--width", 16, "--vocabulary", 40, "--device", "cpu", "--tokens", 200)
+
+
+def test_train_resume_and_translate(run: Run, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    code, _, err = run("train", *SMALL, "--out", folder, "--epochs", 1)
+    assert code == 0, err
+    first = checkpoint.newest(folder, "last")
+    assert first is not None and (first / "state" / "training.pt").is_file()
+    code, _, err = run("train", *SMALL, "--out", folder, "--epochs", 1)
+    assert (code, err.count("\n")) == (2, 1) and "--resume" in err
+    code, _, err = run("train", *SMALL, "--out", folder, "--epochs", 2, "--resume")
+    assert code == 0, err
+    later = checkpoint.newest(folder, "last")
+    assert later is not None and later.name > first.name and not first.exists()
+    assert (folder / "losses.svg").is_file() and (folder / "losses.csv").is_file()
+    for width in (1, 3):
+        code, out, err = run("translate", "abc", "--model", folder, "--beam", width)
+        assert (code, out.count("\n"), err) == (0, 1, "")
+
+
+def test_a_resumed_training_must_be_the_same_one(run: Run, tmp_path: Path) -> None:
+    assert run("train", *SMALL, "--out", tmp_path, "--epochs", 1)[0] == 0
+    for changed, said in (
+        (("--rate", 0.5), "trained with rate 0.001, this command says 0.5"),
+        (("--attention", "dot"), "trained with attention 'additive', this command says 'dot'"),
+        (("--seed", 2), "trained with seed 1, this command says 2"),
+    ):
+        code, _, err = run("train", *SMALL, "--out", tmp_path, "--epochs", 2, "--resume", *changed)
+        assert (code, err.count("recipes.translation:")) == (2, 1) and said in err
+
+
+def test_sentences_that_no_model_can_read_get_one_message(run: Run, tmp_path: Path) -> None:
+    assert run("train", *SMALL, "--out", tmp_path, "--epochs", 1)[0] == 0
+    for sentence, said in (
+        ("", "got an empty one"),
+        (" \n ", "got an empty one"),
+        ("日本語の文", "letters that this model never saw"),
+        ("abc " * 5000, "expected at most 1,000 subwords, got"),
+    ):
+        code, out, err = run("translate", sentence, "--model", tmp_path)
+        assert (code, out, err.count("\n")) == (2, "", 1) and said in err
+
+
+def test_a_checkpoint_with_another_vocabulary_is_refused(run: Run, tmp_path: Path) -> None:
+    assert run("train", *SMALL, "--out", tmp_path, "--epochs", 1)[0] == 0
+    place = checkpoint.resolve(tmp_path)
+    path = place / "vocabulary.json"
+    path.write_text(path.read_text(encoding="utf-8").replace("<unk>", "<who>"), encoding="utf-8")
+    code, _, err = run("translate", "abc", "--model", tmp_path)
+    assert (code, err.count("\n")) == (2, 1) and "another vocabulary" in err
+    path.write_text("{", encoding="utf-8")
+    code, _, err = run("translate", "abc", "--model", tmp_path)
+    assert (code, err.count("\n")) == (2, 1) and "is no vocabulary of this recipe" in err
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ((), "when shall it stop?"),
+        (("--epochs", 0), "--epochs: expected 1 or more"),
+        (("--minutes", "nan"), "--minutes: expected a number above 0"),
+        (("--epochs", 1, "--heads", 4), "--heads: means nothing to --model rnn"),
+        (
+            ("--epochs", 1, "--model", "transformer", "--cell", "gru"),
+            "--cell: means nothing to --model transformer",
+        ),
+        (("--epochs", 1, "--model", "cnn"), "--model: expected rnn or transformer"),
+        (("--epochs", 1, "--attention", "loud"), "attention: expected one of none, dot"),
+        (("--epochs", 1, "--schedule", "linear"), "say --steps"),
+        (("--epochs", 1, "--rate", "nan"), "rate: expected a number above 0"),
+        (("--epochs", 1, "--vocabulary", 3), "vocabulary: expected more than 4"),
+        (("--epochs", 1, "--precision", "fp8"), "precision: expected one of no, bf16"),
+    ],
+)
+def test_options_that_cannot_be_get_one_message(run: Run, tmp_path: Path, options: tuple, said: str) -> None:
+    code, out, err = run("train", *SMALL[:2], "--out", tmp_path / "run", "--device", "cpu", *options)
+    assert (code, out, err.count("\n")) == (2, "", 1) and said in err, err
+
+
+def test_a_run_needs_a_folder(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    code, _, err = run("train", *SMALL, "--out", tmp_path / "file", "--epochs", 1)
+    assert (code, err.count("\n")) == (2, 1) and "is a file" in err
