@@ -8,6 +8,9 @@ import sys
 
 import typer
 
+from recipes.translation.data.command import data
+from recipes.translation.evaluate import evaluate
+from recipes.translation.report import report
 from recipes.translation.train import train
 from recipes.translation.translate import translate
 
@@ -18,8 +21,11 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+app.command("data")(data)
 app.command("train")(train)
+app.command("evaluate")(evaluate)
 app.command("translate")(translate)
+app.command("report")(report)
 
 
 def main() -> None:

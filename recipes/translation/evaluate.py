@@ -1,0 +1,198 @@
+"""The command `evaluate`: how good a model's translations and its alignments are, printed and saved."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from torch import Tensor
+
+from recipes.translation import alignment, checkpoint, data, decode, judge
+from recipes.translation.batches import sources, targets
+from recipes.translation.data.pairs import Pair
+
+BATCH = 32
+
+
+@contextmanager
+def counted(what: str, total: int) -> Iterator[Callable[[int], None]]:
+    """A bar on stderr; call what it gives with how many more are done."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task(what, total=total)
+        yield lambda more: progress.update(task, advance=more)
+
+
+def evaluate(
+    model: Annotated[Path, typer.Option(help="The folder of a run, or of one of its checkpoints.")],
+    corpus: Annotated[
+        str, typer.Option("--data", help="The corpus; by default the one it was trained on.")
+    ] = "",
+    words: Annotated[int, typer.Option(help="Only pairs of at most so many source words; 0: all.")] = 0,
+    beam: Annotated[int, typer.Option(help="Width of the beam, judged beside greedy.")] = 4,
+    limit: Annotated[int, typer.Option(help="Only the first so many pairs of the test set; 0: all.")] = 0,
+    out: Annotated[Path | None, typer.Option(help="Where to save what was found, as JSON.")] = None,
+    threads: Annotated[int, typer.Option(help="Threads of torch; 0: as it is.")] = 0,
+) -> None:
+    """Judge a trained model on the held-out pairs: BLEU, chrF, exact matches; and its attention against gold links."""
+    for name, given in (("--words", words), ("--limit", limit), ("--threads", threads), ("--beam", beam - 1)):
+        if given < 0:
+            raise ValueError(f"{name}: expected a number from {1 if name == '--beam' else 0} on")
+    if threads:
+        torch.set_num_threads(threads)
+    made, vocabulary, config = checkpoint.load_model(model)
+    name = corpus or str(config.get("data", ""))
+    pairs = data.load(name)
+    test = _short(pairs.test, words)[: limit or None]
+    if not test:
+        raise ValueError(f"--words {words}: the test set of {name} has no pair as short")
+    found: dict[str, Any] = {
+        "model": {
+            key: config[key]
+            for key in ("model", "data", "words", "seed", "training", "step", "seconds")
+            if key in config
+        },
+        "data": name,
+        "words": words or None,
+        "test": len(test),
+    }
+    found["translation"] = {
+        way: _translated(made, vocabulary, test, width, way) for way, width in (("greedy", 1), ("beam", beam))
+    }
+    if any(pair.links for pair in test) and getattr(getattr(made, "sizes", None), "attention", "") != "none":
+        found["alignment"] = aligned(made, vocabulary, _short(pairs.valid, words), test)
+        found["baselines"] = baselines(_short(pairs.train, words), test)
+    _say(found)
+    if out is not None:
+        save(out, found)
+        print(f"written: {out}")
+
+
+def _short(pairs: Sequence[Pair], words: int) -> list[Pair]:
+    return [pair for pair in pairs if not words or len(pair.source.split()) <= words]
+
+
+def _translated(model: Any, vocabulary: Any, pairs: Sequence[Pair], width: int, way: str) -> dict[str, Any]:
+    started = time.perf_counter()
+    written = [""] * len(pairs)
+    encoded = [vocabulary.encode(pair.source) for pair in pairs]
+    order = sorted(range(len(pairs)), key=lambda place: len(encoded[place]))
+    with counted(f"translating, {way}", len(pairs)) as advance:
+        for start in range(0, len(order), BATCH):
+            places = order[start : start + BATCH]
+            source, lengths = sources([encoded[place] for place in places])
+            limit = 2 * int(lengths.max()) + 20
+            ids = (
+                decode.greedy(model, source, lengths, limit)
+                if width == 1
+                else decode.beam(model, source, lengths, width, limit)
+            )
+            for place, one in zip(places, ids, strict=True):
+                written[place] = vocabulary.decode(one)
+            advance(len(places))
+    expected = [" ".join(pair.target.split()) for pair in pairs]
+    texts = [pair.source for pair in pairs]
+    return {
+        "width": width,
+        **judge.judged(written, expected),
+        "by_length": judge.by_length(texts, written, expected),
+        "seconds": round(time.perf_counter() - started, 1),
+        "examples": [
+            {"source": texts[place], "reference": expected[place], "translation": written[place]}
+            for place in range(0, len(pairs), max(1, len(pairs) // 5))
+        ][:5],
+    }
+
+
+# ---------------------------------------------------------------------------- alignments
+
+
+def aligned(model: Any, vocabulary: Any, valid: Sequence[Pair], test: Sequence[Pair]) -> dict[str, Any]:
+    """The alignment error rate of the attention that does best on the validation set, and which that is."""
+    tried = {
+        name: alignment.score([alignment.hard(one) for one in maps], _links(valid)).error
+        for name, maps in _views(word_maps(model, vocabulary, valid)).items()
+    }
+    best = min(tried, key=lambda name: tried[name])
+    maps = _views(word_maps(model, vocabulary, test))[best]
+    found = alignment.score([alignment.hard(one) for one in maps], _links(test))
+    return {"attention": best, "validation_error": tried[best], "tried": len(tried), **asdict(found)}
+
+
+def word_maps(model: Any, vocabulary: Any, pairs: Sequence[Pair]) -> list[Tensor]:
+    """(layers, heads, target words, source words) of every pair: cross-attention while the reference is read."""
+    maps = []
+    with counted("reading attention", len(pairs)) as advance:
+        for pair in pairs:
+            maps.append(words_of(model, vocabulary, pair.source, pair.target))
+            advance(1)
+    return maps
+
+
+def words_of(model: Any, vocabulary: Any, source: str, target: str) -> Tensor:
+    """(layers, heads, target words, source words) of one pair."""
+    read, written = vocabulary.encode(source), vocabulary.encode(target)
+    ids, lengths = sources([read])
+    target_in, _ = targets([written])
+    weights = model.cross(ids, lengths, target_in)[:, 0, :, : len(written), : len(read)]
+    return alignment.of_words(weights, vocabulary.words(source), vocabulary.words(target))
+
+
+def _views(maps: Sequence[Tensor]) -> dict[str, list[Tensor]]:
+    layers, heads = maps[0].shape[:2]
+    found: dict[str, Callable[[Tensor], Tensor]] = {"the mean of all": lambda one: one.mean((0, 1))}
+    for layer in range(layers):
+        found[f"layer {layer}, the mean of its heads"] = lambda one, at=layer: one[at].mean(0)
+        for head in range(heads):
+            found[f"layer {layer}, head {head}"] = lambda one, at=layer, own=head: one[at, own]
+    return {name: [view(one) for one in maps] for name, view in found.items()}
+
+
+def _links(pairs: Sequence[Pair]) -> list[tuple[Any, ...]]:
+    return [pair.links or () for pair in pairs]
+
+
+def baselines(train: Sequence[Pair], test: Sequence[Pair]) -> dict[str, Any]:
+    """The diagonal, and IBM Model 1 trained on the same pairs, by the same rule."""
+    known = alignment.Ibm1(train)
+    return {
+        "diagonal": asdict(alignment.score([alignment.diagonal(pair) for pair in test], _links(test))),
+        "IBM Model 1": asdict(alignment.score([known.align(pair) for pair in test], _links(test))),
+    }
+
+
+# ---------------------------------------------------------------------------- saying and saving
+
+
+def _say(found: dict[str, Any]) -> None:
+    for way, one in found["translation"].items():
+        print(
+            f"{way:>7}: BLEU {one['bleu']:.1f}, chrF {one['chrf']:.1f}, exact {100 * one['exact']:.2f} % "
+            f"of {one['sentences']} ({one['seconds']} s)"
+        )
+    if "alignment" in found:
+        own = found["alignment"]
+        print(f"alignment error rate: {100 * own['error']:.1f} % ({own['attention']})", end="")
+        print("".join(f"; {name} {100 * one['error']:.1f} %" for name, one in found["baselines"].items()))
+
+
+def save(path: Path, found: dict[str, Any]) -> None:
+    """Write the JSON, whole or not at all."""
+    save_text(path, json.dumps(found, ensure_ascii=False, indent=1) + "\n")
+
+
+def save_text(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f".writing-{path.name}")
+    beside.write_text(text, encoding="utf-8")
+    os.replace(beside, path)
