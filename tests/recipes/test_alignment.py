@@ -1,0 +1,78 @@
+"""Alignments: the error rate by hand, words from subwords, the baselines on text where the answer is known."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from recipes.translation.alignment import (
+    Ibm1,
+    Score,
+    diagonal,
+    from_pharaoh,
+    hard,
+    of_words,
+    pharaoh,
+    score,
+)
+from recipes.translation.data import Link, Pair
+
+LINKS = (Link((0,), (0, 1)), Link((2,), (2,)))
+
+
+def test_the_error_rate_by_hand() -> None:
+    # Points at linked words: (0, 0) right, (0, 2) wrong, (2, 2) right; (1, 3) is at a word without a link.
+    found = score([{(0, 0), (0, 2), (2, 2), (1, 3)}], [LINKS])
+    assert found == Score(precision=2 / 3, recall=1.0, error=pytest.approx(1 - (2 + 2) / (3 + 2)))
+
+
+def test_any_word_that_a_link_spans_finds_it_and_all_of_them_are_right() -> None:
+    assert score([{(0, 1), (2, 2)}], [LINKS]) == Score(1.0, 1.0, 0.0)
+    assert score([{(0, 0), (0, 1), (2, 2)}], [LINKS]) == Score(1.0, 1.0, 0.0)
+    assert score([set()], [LINKS]) == Score(0.0, 0.0, 1.0)
+    assert score([], []) == Score(0.0, 0.0, 1.0)
+    assert score([{(5, 5)}], [()]) == Score(0.0, 0.0, 1.0)
+
+
+def test_words_sum_what_they_are_looked_at_and_share_what_they_look() -> None:
+    weights = torch.tensor([[0.5, 0.25, 0.25], [0.1, 0.2, 0.7], [0.3, 0.3, 0.4]])
+    source, target = [("ab", 0, 2), ("c", 2, 3)], [("x", 0, 1), ("yz", 1, 3)]
+    found = of_words(weights, source, target)
+    torch.testing.assert_close(found, torch.tensor([[0.75, 0.25], [0.45, 0.55]]))
+    assert hard(found) == {(0, 0), (1, 1)}
+    torch.testing.assert_close(of_words(weights.expand(2, 3, 3, 3), source, target)[1, 2], found)
+
+
+def test_the_diagonal_keeps_to_the_sentence() -> None:
+    assert diagonal(Pair("a b c", "x y z", "k")) == {(0, 0), (1, 1), (2, 2)}
+    assert diagonal(Pair("a b c d", "x y", "k")) == {(1, 0), (3, 1)}
+    assert diagonal(Pair("a", "x y z", "k")) == {(0, 0), (0, 1), (0, 2)}
+
+
+def test_pharaoh_goes_out_and_in() -> None:
+    points = {(2, 0), (0, 1), (0, 0)}
+    assert pharaoh(points) == "0-0 0-1 2-0"
+    assert from_pharaoh(pharaoh(points)) == points and from_pharaoh("") == set()
+    for wrong in ("0", "a-1", "1-", "0--1"):
+        with pytest.raises(ValueError, match="Pharaoh format: expected pairs such as 0-1, got"):
+            from_pharaoh(wrong)
+
+
+def test_model_1_finds_what_two_sentences_leave_open_and_a_third_decides() -> None:
+    pairs = [
+        Pair("the house", "das Haus", "1"),
+        Pair("the book", "das Buch", "2"),
+        Pair("a book", "ein Buch", "3"),
+    ]
+    model = Ibm1(pairs, 20)
+    assert model.align(Pair("the House.", "Haus, das", "x")) == {(1, 0), (0, 1)}
+    assert model.align(Pair("a book", "ein Buch", "x")) == {(0, 0), (1, 1)}
+    assert model.align(Pair("the book", "das Unbekannte", "x")) == {(0, 0)}
+    assert model.align(Pair("unknown", "das", "x")) == set()
+
+
+def test_model_1_is_a_distribution_over_target_words() -> None:
+    model = Ibm1([Pair("a b", "x y z", "1"), Pair("b c", "y w", "2")], 5)
+    by_source = model._keys // len(model._targets)
+    for word in range(len(model._sources)):
+        assert model._table[by_source == word].sum() == pytest.approx(1.0)
