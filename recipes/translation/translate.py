@@ -8,9 +8,13 @@ from typing import Annotated, Any
 
 import torch
 import typer
+from rich.console import Console
+from torch import Tensor
 
-from recipes.translation import checkpoint, decode
-from recipes.translation.batches import sources, targets
+from recipes.translation import alignment, checkpoint, decode
+from recipes.translation import show as drawing
+from recipes.translation.batches import sources
+from recipes.translation.evaluate import save_text, words_of
 from recipes.translation.model import UNK
 
 LONGEST = 1000  # subwords of a sentence
@@ -21,14 +25,38 @@ def translate(
     model: Annotated[Path, typer.Option(help="The folder of a run, or of one of its checkpoints.")],
     beam: Annotated[int, typer.Option(help="Width of the beam; 1 is greedy.")] = 4,
     penalty: Annotated[float, typer.Option(help="Length penalty of the beam.")] = 0.6,
+    show: Annotated[bool, typer.Option("--show", help="Draw which words were looked at.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Write that drawing to an .html file too.")] = None,
+    pharaoh: Annotated[
+        Path | None, typer.Option(help="Write hard links, a line a sentence: 0-0 1-2 ...")
+    ] = None,
+    layer: Annotated[int | None, typer.Option(help="The layer to look at; the last unless told.")] = None,
+    head: Annotated[
+        int | None, typer.Option(help="The head to look at; the mean of all unless told.")
+    ] = None,
 ) -> None:
     """Translate a sentence with a trained model."""
     made, vocabulary, _ = checkpoint.load_model(model)
     lines = sys.stdin.read().splitlines() if sentence == "-" else [sentence]
     if not lines:
         raise ValueError("sentence: expected at least one line on standard input, got none")
+    if out is not None and len(lines) > 1:
+        raise ValueError(f"--out: expected one sentence, got {len(lines)}; --pharaoh takes many")
+    links = []
     for line in lines:
-        print(written(made, vocabulary, line, beam, penalty))
+        found = written(made, vocabulary, line, beam, penalty)
+        print(found)
+        if not (show or out or pharaoh):
+            continue
+        words = found.split()
+        across = word_weights(made, vocabulary, line, found, layer, head)
+        links.append(alignment.pharaoh(alignment.hard(across)) + "\n")
+        if show:
+            drawing.terminal(line.split(), words, across, Console())
+        if out is not None:
+            save_text(out, drawing.page(line.split(), words, across, found or line))
+    if pharaoh is not None:
+        save_text(pharaoh, "".join(links))
 
 
 def written(model: Any, vocabulary: Any, sentence: str, beam: int = 4, penalty: float = 0.6) -> str:
@@ -43,13 +71,18 @@ def written(model: Any, vocabulary: Any, sentence: str, beam: int = 4, penalty: 
     return str(vocabulary.decode(found[0]))
 
 
-def weights(model: Any, vocabulary: Any, sentence: str, translation: str) -> torch.Tensor:
-    """(layers, heads, target subwords, source subwords): cross-attention of a given translation, without EOS."""
-    ids, out = understood(vocabulary, sentence), vocabulary.encode(translation)
-    source, lengths = sources([ids])
-    target_in, _ = targets([out])
-    crossed: torch.Tensor = model.cross(source, lengths, target_in)
-    return crossed[:, 0, :, : len(out), : len(ids)]
+def word_weights(
+    model: Any, vocabulary: Any, sentence: str, translation: str, layer: int | None, head: int | None
+) -> Tensor:
+    """(target words, source words): what the model looks at when it predicts the words of a given translation."""
+    if not translation:
+        return torch.zeros(0, len(sentence.split()))
+    maps = words_of(model, vocabulary, sentence, translation)
+    for name, place, many in (("layer", layer, maps.shape[0]), ("head", head, maps.shape[1])):
+        if place is not None and not 0 <= place < many:
+            raise ValueError(f"--{name}: this model has {name}s 0 to {many - 1}; got {place}")
+    chosen = maps[-1 if layer is None else layer]
+    return chosen.mean(0) if head is None else chosen[head]
 
 
 def understood(vocabulary: Any, sentence: str) -> list[int]:

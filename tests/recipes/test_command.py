@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from recipes.translation import __main__, checkpoint
+from recipes.translation import __main__, alignment, checkpoint
 from recipes.translation import data as corpora
 from recipes.translation.data.pairs import Corpus, Pair
 from tests.recipes import tiny
@@ -56,6 +56,20 @@ def test_train_resume_and_translate(run: Run, tmp_path: Path) -> None:
     for width in (1, 3):
         code, out, err = run("translate", "abc", "--model", folder, "--beam", width)
         assert (code, out.count("\n"), err) == (0, 1, "")
+    links = tmp_path / "links.txt"
+    code, out, err = run("translate", "ab c", "--model", folder, "--pharaoh", links)
+    found = alignment.from_pharaoh(links.read_text(encoding="utf-8"))
+    assert code == 0 and [target for _, target in sorted(found, key=lambda link: link[1])] == list(
+        range(len(out.split()))
+    )
+    assert {source for source, _ in found} <= {0, 1}
+    page = tmp_path / "page.html"
+    code, out, err = run("translate", "ab c", "--model", folder, "--show", "--out", page)
+    text, *rows = out.splitlines()
+    assert (code, err) == (0, "") and len(rows) >= len(text.split())
+    assert page.read_text(encoding="utf-8").count('<th scope="col"') == 2
+    code, _, err = run("translate", "abc", "--model", folder, "--pharaoh", links, "--head", 1)
+    assert (code, err.count("\n")) == (2, 1) and "has heads 0 to 0; got 1" in err
 
 
 def test_a_resumed_training_must_be_the_same_one(run: Run, tmp_path: Path) -> None:
