@@ -97,10 +97,10 @@ def record(model: Any, source: Tensor, lengths: Tensor, target_in: Tensor) -> Re
     return seen
 
 
-def crossed(model: Any, source: Tensor, lengths: Tensor, target_in: Tensor) -> Tensor:
-    """(layers, B, H, Tt, Ts): the weights of attention from target to source, stitched where steps were single."""
-    sites = [site for site in record(model, source, lengths, target_in).sites if site.kind == "cross"]
-    by_name: dict[str, list[Tensor]] = {}
-    for site in sites:
-        by_name.setdefault(site.name, []).append(site.weights)
+def crossed(model: Any, source: Tensor, lengths: Tensor, target_in: Tensor, modules: Iterable[str]) -> Tensor:
+    """(layers, B, H, Tt, Ts): the weights of these modules, one a layer; stitched where steps were single."""
+    by_name: dict[str, list[Tensor]] = {name: [] for name in modules}
+    for site in record(model, source, lengths, target_in).sites:
+        if site.name in by_name:
+            by_name[site.name].append(site.weights)
     return torch.stack([torch.cat(calls, -2) for calls in by_name.values()])

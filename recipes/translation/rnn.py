@@ -123,7 +123,8 @@ class Rnn(nn.Module):
         """source (B, Ts) of token ids, lengths (B,), both at least 1 -> the source as it was read."""
         embedded = self.dropout(self.embedding(source))
         packed = pack_padded_sequence(embedded, lengths.cpu(), batch_first=True, enforce_sorted=False)
-        states, last = self.encoder(packed)
+        with _exact(source):
+            states, last = self.encoder(packed)
         states, _ = pad_packed_sequence(states, batch_first=True, total_length=source.shape[1])
         hidden = last[0] if isinstance(last, tuple) else last
         summary = torch.cat([hidden[-2], hidden[-1]], -1)
@@ -150,7 +151,7 @@ class Rnn(nn.Module):
     def start(self, read: Source) -> RnnState:
         """The decoder before its first step."""
         layers, d = self.sizes.layers, self.sizes.width
-        first = torch.tanh(self.bridge(read.summary)).view(-1, layers, d).transpose(0, 1).contiguous()
+        first = torch.tanh(self.bridge(read.summary).float()).view(-1, layers, d).transpose(0, 1).contiguous()
         hidden = (first, torch.zeros_like(first)) if self.sizes.cell == "lstm" else first
         return RnnState(read, hidden, torch.zeros_like(read.summary))
 
@@ -164,14 +165,15 @@ class Rnn(nn.Module):
         given = embedded
         if self.sizes.input_feeding:
             given = torch.cat([embedded, state.fed[:, None]], -1)
-        states, hidden = self.decoder(given, state.hidden)
+        with _exact(target_in):
+            states, hidden = self.decoder(given, state.hidden)
         read = state.source
         if self.attention is None:
             context = read.summary[:, None].expand_as(states)
         else:
             assert read.memory is not None
             context = self.attention(states, read.memory)
-        out = torch.tanh(self.readout(torch.cat([self.dropout(states), context, embedded], -1)))
+        out = torch.tanh(self.readout(torch.cat([self.dropout(states), context, embedded], -1)).float())
         return out, RnnState(read, hidden, out[:, -1])
 
     def logits(self, out: Tensor) -> Tensor:
@@ -182,7 +184,12 @@ class Rnn(nn.Module):
         """(1, B, 1, Tt, Ts): row t holds the weights of the step that predicts target token t."""
         if self.attention is None:
             raise ValueError("attention: this model was trained without one; there are no weights to look at")
-        return crossed(self, source, lengths, target_in)
+        return crossed(self, source, lengths, target_in, ["attention"])
+
+
+def _exact(tokens: Tensor) -> torch.autocast:
+    """Recurrences stay in float32 under mixed precision: oneDNN has no bfloat16 LSTM for CPUs without AVX-512."""
+    return torch.autocast(tokens.device.type, enabled=False)
 
 
 def _attention(sizes: RnnSizes) -> StepAttention | None:

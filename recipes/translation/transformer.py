@@ -142,7 +142,8 @@ class Transformer(nn.Module):
 
     def cross(self, source: Tensor, lengths: Tensor, target_in: Tensor) -> Tensor:
         """(layers, B, H, Tt, Ts): row t holds the weights of the step that predicts target token t."""
-        return crossed(self, source, lengths, target_in)
+        modules = [f"decoder.{layer}.cross_attention" for layer in range(self.sizes.layers)]
+        return crossed(self, source, lengths, target_in, modules)
 
 
 def _positions(sizes: TransformerSizes) -> nn.Module | None:

@@ -132,8 +132,29 @@ def test_a_record_holds_the_cross_attention_and_leaves_the_model_training(descri
     from_, to = drawn()
     seen = record(model, *sources(from_), targets(to)[0])
     assert model.training
-    kinds = [site.kind for site in seen.sites]
-    assert kinds.count("cross") == (1 if described is RNN else 2)
+    assert [site.kind for site in seen.sites].count("cross") == (1 if described is RNN else 2)
+
+
+@pytest.mark.parametrize("described", ATTENDING, ids=name)
+def test_a_translation_as_long_as_its_source_has_cross_weights_too(described: dict[str, Any]) -> None:
+    source, lengths = sources([[5, 6, 7]])
+    weights = made(described).cross(source, lengths, targets([[8, 9, 8]])[0])
+    longer = made(described).cross(source, lengths, targets([[8, 9, 8, 9]])[0])
+    torch.testing.assert_close(weights, longer[..., :4, :], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("described", [{**RNN, "cell": "lstm", "input_feeding": True}, TRANSFORMER], ids=name)
+def test_mixed_precision_is_near_and_learns(described: dict[str, Any]) -> None:
+    model = made(described)
+    from_, to = drawn()
+    given = *sources(from_), targets(to)[0]
+    with torch.autocast("cpu", torch.bfloat16):
+        logits = model(*given)
+    assert logits.dtype == torch.bfloat16
+    exact = model(*given)
+    assert float((logits.float() - exact).detach().norm() / exact.detach().norm()) < 0.03
+    logits.float().square().sum().backward()
+    assert all(one.grad.isfinite().all() for one in model.parameters() if one.grad is not None)
 
 
 @pytest.mark.parametrize("described", [RNN, {**RNN, "attention": "concat"}, TRANSFORMER], ids=name)
