@@ -67,8 +67,8 @@ def save(
         raise CheckpointError(
             f"cannot save {place}: {reason}; {stays}. Make room, then run the same command with --resume"
         ) from error
-    for old in [*run.glob(f"{kind}-*"), *run.glob(".writing-*")]:
-        if old != place:
+    for old in [*run.glob(f"{kind}-[0-9]*"), *run.glob(".writing-*")]:
+        if old != place and old.is_dir():
             shutil.rmtree(old)
     return place
 

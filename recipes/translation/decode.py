@@ -19,7 +19,7 @@ def greedy(model: Any, source: Tensor, lengths: Tensor, limit: int) -> list[list
 
     Sentences that have ended leave the batch. Raises ValueError for a limit below 1.
     """
-    positive("limit", limit)
+    limit = _limited(model, limit)
     state = model.start(model.encode(source, lengths))
     written: list[list[int]] = [[] for _ in range(len(source))]
     open_ = list(range(len(source)))
@@ -51,7 +51,7 @@ def beam(
     below 1 and a negative penalty.
     """
     positive("width", width)
-    positive("limit", limit)
+    limit = _limited(model, limit)
     if not length_penalty >= 0:
         raise ValueError(f"length_penalty: expected 0 or more, got {length_penalty!r}")
     B, V = len(source), 0
@@ -127,6 +127,12 @@ def _cut_off(
     for i, place in enumerate(alive):
         if best[place] is None:
             best[place] = (float(scores[i, 0]), texts[i * width].tolist())
+
+
+def _limited(model: Any, limit: int) -> int:
+    """The limit, or what the model has positions for."""
+    positive("limit", limit)
+    return limit if model.longest is None else min(limit, int(model.longest))
 
 
 def _length(n: int, penalty: float) -> float:

@@ -29,6 +29,8 @@ class Selectable(Protocol):
 class Seq2Seq(Protocol):
     """A model that reads a source (B, Ts), lengths (B,), and writes a target. ``PAD`` fills what is behind a length."""
 
+    longest: int | None  # tokens of a text; None: any number
+
     def __call__(self, source: Tensor, lengths: Tensor, target_in: Tensor) -> Tensor: ...
 
     def encode(self, source: Tensor, lengths: Tensor) -> Any: ...

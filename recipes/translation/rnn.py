@@ -100,6 +100,8 @@ class RnnState(NamedTuple):
 class Rnn(nn.Module):
     """See the module's docstring; the calls are those of ``model.Seq2Seq``."""
 
+    longest: int | None = None  # of a text, in tokens
+
     def __init__(self, sizes: RnnSizes) -> None:
         super().__init__()
         self.sizes = sizes

@@ -117,7 +117,9 @@ def train(
         torch.set_num_threads(threads)
     accelerator = Accelerator(cpu=device == "cpu", mixed_precision=precision)
     last = _room(out, resume, accelerator.is_main_process)
-    corpus = _corpus(data)
+    with accelerator.main_process_first():
+        corpus = _corpus(data)
+    out.mkdir(parents=True, exist_ok=True)
     size = vocabulary or _DEFAULTS.get(data, {}).get("vocabulary", 8000)
     corpus = [_short(part, words) for part in (corpus.train, corpus.valid)]
     known = _vocabulary(corpus[0], size, last, out, accelerator)
@@ -184,7 +186,7 @@ def _sizes(
 
 
 def _room(out: Path, resume: bool, main: bool) -> Path | None:
-    """The checkpoint to go on from, if one is to be gone on from; the folder is made."""
+    """The checkpoint to go on from, if one is to be gone on from."""
     if out.exists() and not out.is_dir():
         raise ValueError(f"--out: expected a folder, or a name for a new one; {out} is a file")
     last = checkpoint.newest(out, "last")
@@ -194,7 +196,6 @@ def _room(out: Path, resume: bool, main: bool) -> Path | None:
         )
     if last is None and resume and main:
         _say(f"{out} holds no checkpoint yet: starting from the beginning")
-    out.mkdir(parents=True, exist_ok=True)
     return last
 
 
@@ -238,6 +239,8 @@ def _same(last: Path, config: dict[str, Any], known: Any) -> None:
     checkpoint.same_vocabulary(last, saved, known)
     for name in ("model", "data", "words", "seed", "training"):
         was, now = saved.get(name), config[name]
+        if name == "training" and isinstance(was, dict) and now["schedule"] == "root":
+            was = {**was, "steps": now["steps"]}  # only a budget where the rate does not depend on it
         if was != now:
             if isinstance(was, dict) and isinstance(now, dict):
                 differ = [part for part in now if was.get(part) != now[part]]

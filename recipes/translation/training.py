@@ -130,8 +130,11 @@ class Training:
     def run(self, budget: Budget) -> Place:
         """Train. The last checkpoint is of the moment it ended."""
         at, began = self.place, time.monotonic() - self.place.seconds
-        at.finished = False
+        at.finished = self._spent(budget)
         with Bar(self.accelerator.is_main_process) as bar:
+            if at.finished:
+                bar.say(f"step {at.step:,}: the budget was spent already; a larger one goes on from here")
+                return at
             for places in self._batches(budget):
                 self._step(places)
                 at.seconds = time.monotonic() - began
@@ -190,6 +193,13 @@ class Training:
         at.loss += mean * whole
         at.loss_tokens += whole
         at.target_tokens += whole
+
+    def _spent(self, budget: Budget) -> bool:
+        """Whether a resumed training has nothing left to do."""
+        at = self.place
+        ended = budget.epochs is not None and at.epoch >= budget.epochs
+        tired = budget.patience is not None and at.worse >= budget.patience
+        return at.step > 0 and (ended or tired or self._over(budget))
 
     def _over(self, budget: Budget) -> bool:
         if self.recipe.steps and self.place.step >= self.recipe.steps:

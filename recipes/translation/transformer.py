@@ -98,6 +98,7 @@ class Transformer(nn.Module):
         self.encoder_norm = nn.LayerNorm(d) if pre else nn.Identity()
         self.decoder_norm = nn.LayerNorm(d) if pre else nn.Identity()
         self.dropout = nn.Dropout(sizes.dropout)
+        self.longest: int | None = sizes.longest if sizes.positions == "learned" else None
         nn.init.normal_(self.embedding.weight, std=d**-0.5)
         with torch.no_grad():
             self.embedding.weight[PAD].zero_()

@@ -61,7 +61,7 @@ def translate(
 
 def written(model: Any, vocabulary: Any, sentence: str, beam: int = 4, penalty: float = 0.6) -> str:
     """The translation of one sentence. Raises ValueError for one that is empty, too long, or of unknown letters."""
-    ids = understood(vocabulary, sentence)
+    ids = understood(vocabulary, sentence, model.longest)
     source, lengths = sources([ids])
     limit = 2 * len(ids) + 20
     if beam == 1:
@@ -85,14 +85,15 @@ def word_weights(
     return chosen.mean(0) if head is None else chosen[head]
 
 
-def understood(vocabulary: Any, sentence: str) -> list[int]:
+def understood(vocabulary: Any, sentence: str, longest: int | None = None) -> list[int]:
     """The subwords of a sentence. Raises ValueError for one that no model here could read."""
     if not sentence.strip():
         raise ValueError("sentence: expected some words, got an empty one")
     ids: list[int] = vocabulary.encode(sentence)
-    if len(ids) > LONGEST:
+    most = LONGEST if longest is None else min(LONGEST, longest - 1)
+    if len(ids) > most:
         raise ValueError(
-            f"sentence: expected at most {LONGEST:,} subwords, got {len(ids):,} ({len(sentence.split()):,} words). "
+            f"sentence: expected at most {most:,} subwords, got {len(ids):,} ({len(sentence.split()):,} words). "
             "Translate it sentence by sentence: one a line, with - and standard input"
         )
     unknown = sum(token == UNK for token in ids)

@@ -109,6 +109,8 @@ def test_a_wider_beam_finds_likelier_sentences() -> None:
 class Endless:
     """Never ends: always writes the word 5."""
 
+    longest: int | None = None
+
     def encode(self, source: Tensor, lengths: Tensor) -> Any:
         return self
 
@@ -134,3 +136,12 @@ def test_the_limit_cuts_a_sentence_that_does_not_end() -> None:
 def test_what_cannot_be_is_refused(width: Any, limit: int, penalty: float) -> None:
     with pytest.raises(ValueError, match="expected"):
         decode.beam(sharp(DESCRIBED[0]), *drawn(1), width, limit, penalty)
+
+
+@pytest.mark.parametrize("width", [1, 3])
+def test_learned_positions_end_a_sentence_where_they_end(width: int) -> None:
+    model = sharp({**DESCRIBED[2], "positions": "learned", "longest": 16})
+    with torch.no_grad():
+        model.embedding.weight[EOS].zero_()
+    found = decode.beam(model, *drawn(3), width=width, limit=100)
+    assert max(map(len, found)) == 16
