@@ -164,7 +164,8 @@ void additive_slopes(const Block &block, int g, const Keys &keys, int64_t from, 
             F across = {};
             EACH(n, VECTORS) {
                 const int64_t at = d * GROUP + n * LANES;
-                const F x = rising<FARAWAY>(query + at, lifted + at, key[d], key_lifted[d]), r = falling<FARAWAY>(x);
+                const F x = rising<FARAWAY>(query + at, lifted + at, all(key[d]), all(key_lifted[d]));
+                const F r = falling<FARAWAY>(x);
                 const F change = (x * r) * r * slope[n];  // x r^2 is r (1 - r), and keeps its digits at both ends
                 add_to(dquery + at, change);
                 add_to(room.falling_sums + at, slope[n] * r);
@@ -217,10 +218,8 @@ bool backward_group(const Block &block, int g, Span span, const Keys &keys, int6
     if constexpr (SCORE == DOT)
         product<false, true>(a.D, count, keys.rows.row(from), keys.rows.stride, slopes, ld,
                              room.dquery + g * a.D * GROUP, GROUP);
-    else if (keys.far)
-        additive_slopes<true>(block, g, keys, from, count, slopes, ld, room, dkey, padded_width(a.D));
-    else
-        additive_slopes<false>(block, g, keys, from, count, slopes, ld, room, dkey, padded_width(a.D));
+    else if (keys.far) additive_slopes<true>(block, g, keys, from, count, slopes, ld, room, dkey, padded_width(a.D));
+    else additive_slopes<false>(block, g, keys, from, count, slopes, ld, room, dkey, padded_width(a.D));
     return true;
 }
 

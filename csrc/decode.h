@@ -71,8 +71,7 @@ struct Team {
     void open(Arena &room) {
         query = room.take(p.all_rows * p.query_apart);
         part = room.take(p.all_rows * p.apart);
-        peak = room.take(p.quads * LANES);
-        total = room.take(p.quads * LANES);
+        peak = room.take(p.quads * LANES), total = room.take(p.quads * LANES);
         tiles = room.take(p.quads * p.batch * places(p.tall));
         runs = a.runs ? int(a.runs) : 1;
         for (int r = 0; r < runs; ++r) {

@@ -198,8 +198,7 @@ class Watch {
                 EACH(n, VECTORS) wins |= load(at + n * LANES) > raw[n];
                 if (!any(wins)) continue;
                 wins = I{};
-                EACH(n, VECTORS)
-                    weight[n] = load(at + n * LANES) * factors[n], wins |= weight[n] > least[n];
+                EACH(n, VECTORS) weight[n] = load(at + n * LANES) * factors[n], wins |= weight[n] > least[n];
                 for (int n = 0; any(wins) && n < VECTORS; ++n) {
                     insert<true>(list + n * LANES, keys + n * LANES, w.topk, weight[n], int32_t(k));
                     least[n] = larger(load(last + n * LANES), least[n]);
@@ -219,8 +218,7 @@ class Watch {
             const Mark own = mark(tile, g);
             if (own.first >= own.last) continue;
             F factors[VECTORS];
-            EACH(n, VECTORS)
-                factors[n] = factor(g * GROUP + n * LANES, load(peaks(tile, g) + n * LANES));
+            EACH(n, VECTORS) factors[n] = factor(g * GROUP + n * LANES, load(peaks(tile, g) + n * LANES));
             const int64_t across = w.maps ? w.across : a.Tk;
             float *to = cells + (own.first / across - (w.maps ? first_cell : 0)) * BLOCK + g * GROUP;
             for (int64_t k = own.first, stop; k < own.last; k = stop, to += BLOCK) {
@@ -289,8 +287,7 @@ class Watch {
                     sums[n] = load(cells + (c + n) * BLOCK + from);
                     mosts[n] = load(cells + (CELLS + c + n) * BLOCK + from);
                 }
-                transpose(sums);
-                transpose(mosts);
+                transpose(sums), transpose(mosts);
                 for (int64_t n = from, stop = least(from + LANES, rows); n < stop; ++n) {
                     total += sums[n - from], most = larger(mosts[n - from], most);
                     if (n + 1 < stop && cell[n + 1] == cell[n]) continue;

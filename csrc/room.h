@@ -203,10 +203,7 @@ inline bool finite_rows(const Rows4 &x, int64_t kind, int64_t b, int64_t h, int6
     for (int64_t n = first; n < first + count; ++n) {
         const int64_t at = x.place(b, h, n);
         const float *row = static_cast<const float *>(x.data) + at;
-        if (kind != FLOAT32) {
-            widen(x.data, kind, at, width, wide);
-            row = wide;
-        }
+        if (kind != FLOAT32) widen(x.data, kind, at, width, wide), row = wide;
         int64_t c = 0;
         for (; c + 4 * LANES <= width; c += 4 * LANES)
             for (int m = 0; m < 4; ++m) odd[m] += load(row + c + m * LANES) * 0.0f;

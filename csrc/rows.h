@@ -31,8 +31,7 @@ struct Seen {
                     high_key = least(high_key, a.stop[r].at(b, h, i, a.Tk));
                 }
                 low_key = least(low_key, a.Tk);
-                low[r][lane] = int32_t(low_key);
-                high[r][lane] = int32_t(most(high_key, low_key));
+                low[r][lane] = int32_t(low_key), high[r][lane] = int32_t(most(high_key, low_key));
             }
             for (int g = 0; g < GROUPS; ++g) summarise(r, g, a.Tk);
         }
@@ -51,8 +50,7 @@ struct Seen {
         for (int r = 0; r < runs; ++r) {
             const int64_t x = most(first, from[r][g]), y = least(last, to[r][g]);
             if (x >= y) continue;
-            found.first = least(found.first, x);
-            found.last = most(found.last, y);
+            found.first = least(found.first, x), found.last = most(found.last, y);
         }
         for (int r = 0; r < runs; ++r)
             if (inner_from[r][g] <= found.first && inner_to[r][g] >= found.last) found.ragged = false;
@@ -66,8 +64,7 @@ struct Seen {
             inner_from[r][g] = most(inner_from[r][g], low[r][lane]);
             inner_to[r][g] = least(inner_to[r][g], high[r][lane]);
             if (low[r][lane] >= high[r][lane]) continue;
-            from[r][g] = least(from[r][g], low[r][lane]);
-            to[r][g] = most(to[r][g], high[r][lane]);
+            from[r][g] = least(from[r][g], low[r][lane]), to[r][g] = most(to[r][g], high[r][lane]);
         }
     }
 
@@ -77,12 +74,10 @@ struct Seen {
             int64_t first = INT64_MAX, last = 0;
             for (int g = 0; g < GROUPS; ++g) {
                 if (from[r][g] >= to[r][g]) continue;
-                first = least(first, from[r][g]);
-                last = most(last, to[r][g]);
+                first = least(first, from[r][g]), last = most(last, to[r][g]);
             }
             if (first >= last) continue;
-            ranges[count][0] = first, ranges[count][1] = last;
-            ++count;
+            ranges[count][0] = first, ranges[count++][1] = last;
         }
         if (count < 2) return;
         if (ranges[0][0] > ranges[1][0]) std::swap(ranges[0], ranges[1]);

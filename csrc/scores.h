@@ -6,6 +6,7 @@
 
 namespace {
 constexpr int64_t KEYS = 192;  // of a tile at most: what a block reads again and again stays in the second cache
+constexpr int64_t FEW = 4;    // queries
 constexpr float FAR = 20.0f;  // beyond this, exponentials of query and key are not taken apart
 
 // A block of queries of one head.
@@ -27,7 +28,7 @@ inline float scale_of(const Arguments &a, int64_t b, int64_t h) {
 // e^(2 x) within reach of FAR; `size` keeps the largest |x|.
 REGARD_INLINE F lift(F x, F &size) {
     size = larger(larger(x, -x), size);
-    return exp_fine(2.0f * larger(all(-FAR), smaller(all(FAR), x)));
+    return exp(2.0f * larger(all(-FAR), smaller(all(FAR), x)));
 }
 
 template <int SCORE>
@@ -80,7 +81,7 @@ Keys open_keys(const Block &block, int64_t first, int64_t count, float *room, fl
 
 // x = e^(2 (q + k)) for one column of a query group and one key, and r = 1 / (x + 1): tanh(q + k) is 1 - 2 r.
 template <bool FARAWAY>
-REGARD_INLINE F rising(const float *query, const float *lifted, float key, float key_lifted) {
+REGARD_INLINE F rising(const float *query, const float *lifted, F key, F key_lifted) {
     if constexpr (FARAWAY) return exp2_bounded((load(query) + key) * (2 * LOG2E));
     else return load(lifted) * key_lifted;
 }
@@ -102,11 +103,34 @@ REGARD_INLINE void additive_tile(const Block &block, int g, const Keys &keys, in
             EACH(r, ROWS) EACH(n, VECTORS) before[r][n] += sums[r][n], sums[r][n] = F{};
         EACH(r, ROWS) EACH(n, VECTORS) {
             const int64_t lane = d * GROUP + n * LANES;
-            const float key = keys.rows.row(at + r)[d], key_lifted = keys.lifted[(at + r) * a.D + d];
+            const F key = all(keys.rows.row(at + r)[d]), key_lifted = all(keys.lifted[(at + r) * a.D + d]);
             sums[r][n] += w[d] * falling<FARAWAY>(rising<FARAWAY>(query + lane, lifted + lane, key, key_lifted));
         }
     }
     EACH(r, ROWS) EACH(n, VECTORS) store(tile + r * ld + n * LANES, total - 2.0f * (before[r][n] + sums[r][n]));
+}
+
+// Few queries leave most lanes empty. Of theirs the columns are the lanes, one query and one key at a time.
+template <bool FARAWAY>
+void additive_rows(const Block &block, const Keys &keys, int64_t from, int64_t to, float total, float *tile,
+                   int64_t ld) {
+    const int64_t D = block.a.D;
+    const float *w = block.a.weight.at(block.b, block.h);
+    alignas(64) float query[256], lifted[256];
+    for (int64_t k = from; k < to; ++k) std::memset(tile + (k - from) * ld, 0, GROUP * sizeof(float));
+    for (int64_t lane = 0; lane < block.rows; ++lane) {
+        const float *from_query = block.query + lane, *from_lifted = block.lifted + lane;
+        for (int64_t d = 0; d < D; ++d) query[d] = from_query[d * GROUP], lifted[d] = from_lifted[d * GROUP];
+        for (int64_t k = from; k < to; ++k) {
+            const float *key = keys.rows.row(k), *up = keys.lifted + k * D;
+            F sums = {};
+            for (int64_t d = 0; d < D; d += LANES) {
+                const F x = rising<FARAWAY>(query + d, lifted + d, load(key + d), load(up + d));
+                sums += load(w + d) * falling<FARAWAY>(x);
+            }
+            tile[(k - from) * ld + lane] = total - 2.0f * sum(sums);
+        }
+    }
 }
 
 template <bool FARAWAY>
@@ -114,6 +138,8 @@ void additive_tiles(const Block &block, int g, const Keys &keys, int64_t from, i
     const float *w = block.a.weight.at(block.b, block.h);
     double total = 0;
     for (int64_t d = 0; d < block.a.D; ++d) total += w[d];
+    if (block.rows <= FEW && block.a.D % LANES == 0)
+        return additive_rows<FARAWAY>(block, keys, from, to, float(total), tile, ld);
     int64_t k = from;
     for (; k + 2 <= to; k += 2) additive_tile<2, FARAWAY>(block, g, keys, k, float(total), tile + (k - from) * ld, ld);
     if (k < to) additive_tile<1, FARAWAY>(block, g, keys, k, float(total), tile + (k - from) * ld, ld);
@@ -126,10 +152,8 @@ void score_tile(const Block &block, int g, const Keys &keys, int64_t from, int64
     if constexpr (SCORE == DOT)
         product<true, false>(to - from, D, keys.rows.row(from), keys.rows.stride, block.query + g * D * GROUP, GROUP,
                              tile, ld);
-    else if (keys.far)
-        additive_tiles<true>(block, g, keys, from, to, tile, ld);
-    else
-        additive_tiles<false>(block, g, keys, from, to, tile, ld);
+    else if (keys.far) additive_tiles<true>(block, g, keys, from, to, tile, ld);
+    else additive_tiles<false>(block, g, keys, from, to, tile, ld);
 }
 
 // Adds a tile of a tensor of pairs: to[key][lane] += from(row, key).

@@ -10,6 +10,7 @@
 #if defined(__AVX2__)
 #include <immintrin.h>
 #endif
+#include "regard.h"
 
 #define REGARD_INLINE static inline __attribute__((always_inline))
 #define REGARD_UNROLL _Pragma("GCC unroll 16")
@@ -119,15 +120,6 @@ REGARD_INLINE F exp(F x) {
 
 REGARD_INLINE F exp2_bounded(F x) { return exp2(smaller(all(127.0f), x)); }
 
-// e^x to a few units in the last place, for |x| <= 80: the product with log2(e) is kept in two parts.
-REGARD_INLINE F exp_fine(F x) {
-    const F shifted = x * LOG2E + 12582912.0f;
-    const F n = shifted - 12582912.0f;
-    const F r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
-    return power(shifted) *
-           polynomial(r, 1.0f / 5040, 1.0f / 720, 1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f, 1.0f, 1.0f);
-}
-
 // log2(u) of normal u > 0 (finite for 0 and denormal ones), `lost` more where that is what rounding took from u,
 // relative to it. The mantissa comes between sqrt(1/2) and twice that.
 REGARD_INLINE F log2_of(F u, F lost) {
@@ -155,8 +147,6 @@ REGARD_INLINE F tanh(F x) {
 #define REGARD_HIGH8 4, 12, 5, 13, 6, 14, 7, 15
 #define REGARD_LOW16 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23
 #define REGARD_HIGH16 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31
-#define REGARD_JOIN2(a, b) a##b
-#define REGARD_CHOICE(a, b) REGARD_JOIN2(a, b)
 
 #if defined(__AVX2__) && REGARD_LANES == 8
 REGARD_INLINE F low_pairs(F a, F b) { return __builtin_shufflevector(a, b, 0, 8, 1, 9, 4, 12, 5, 13); }
@@ -186,8 +176,8 @@ REGARD_INLINE void transpose(F (&x)[LANES]) {
     for (int stage = 1; stage < LANES; stage *= 2) {
         F y[LANES];
         EACH(n, LANES / 2) {
-            y[2 * n] = __builtin_shufflevector(x[n], x[n + LANES / 2], REGARD_CHOICE(REGARD_LOW, REGARD_LANES));
-            y[2 * n + 1] = __builtin_shufflevector(x[n], x[n + LANES / 2], REGARD_CHOICE(REGARD_HIGH, REGARD_LANES));
+            y[2 * n] = __builtin_shufflevector(x[n], x[n + LANES / 2], REGARD_JOIN(REGARD_LOW, REGARD_LANES));
+            y[2 * n + 1] = __builtin_shufflevector(x[n], x[n + LANES / 2], REGARD_JOIN(REGARD_HIGH, REGARD_LANES));
         }
         EACH(n, LANES) x[n] = y[n];
     }

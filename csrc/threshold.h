@@ -95,8 +95,7 @@ struct Total {
     void add(const F *part) {
         EACH(n, VECTORS) {
             const F more = part[n] - lost[n], next = whole[n] + more;
-            lost[n] = (next - whole[n]) - more;
-            whole[n] = next;
+            lost[n] = (next - whole[n]) - more, whole[n] = next;
         }
     }
 };

@@ -81,6 +81,32 @@ def test_equal_weights_of_the_additive_score_do_not_add_their_rounding_up() -> N
     assert error(output, exact) <= 2e-6
 
 
+@pytest.mark.parametrize("size", [1.0, 15.0], ids=["near", "far"])
+@pytest.mark.parametrize("width", [16, 40, 256])
+@pytest.mark.parametrize("queries", [1, 2, 4, 5])
+def test_additive_scores_of_few_queries(queries: int, width: int, size: float) -> None:
+    """Up to four queries have kernels of their own."""
+    shape = {
+        "B": 2,
+        "H": 2,
+        "Hkv": 1,
+        "Tq": queries,
+        "Tk": 201,
+        "D": width,
+        "Dv": 9,
+        "seed": 5,
+        "layout": "dense",
+    }
+    v = cases.leaf(6, torch.float64)(2, width)
+
+    def make(dtype: torch.dtype) -> tuple[list[Tensor], dict[str, Any]]:
+        query, key, value = (x.detach() for x in made(shape, dtype))
+        leaves = [x.requires_grad_() for x in (query * size, key * size, value, v.detach().to(dtype))]
+        return leaves, {"score": Additive(leaves[3]), "mask": Causal("lower_right")}
+
+    hold(both("native", make))
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("mask", [None, Causal("lower_right")])
 def test_half_precisions_are_rounded_once(dtype: torch.dtype, mask: Any) -> None:
