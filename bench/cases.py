@@ -15,6 +15,7 @@ from .cases_decode import CASES as DECODE
 from .cases_dot import CASES as DOT
 from .cases_long import CASES as LONG
 from .cases_long import DROPOUT, RELATIVE
+from .cases_recipes import CASES as RECIPES
 from .cases_scores import CASES as SCORES
 from .ours import attend, attend_additive, observe
 
@@ -233,6 +234,7 @@ CASES: tuple[AnyCase, ...] = (
     *DOT,
     *LONG,
     *SCORES,
+    *RECIPES,
 )
 
 
