@@ -6,7 +6,7 @@ from recipes.translation.data.pairs import Corpus, Link, Pair
 
 __all__ = ["NAMES", "Corpus", "Link", "Pair", "load"]
 
-NAMES = ("dates", "bible")
+NAMES = ("dates", "bible", "software-fr", "software-de", "software-ru", "software-zh")
 
 
 def load(name: str) -> Corpus:
@@ -19,4 +19,8 @@ def load(name: str) -> Corpus:
         from recipes.translation.data import bible
 
         return bible.corpus()
+    if name in NAMES:
+        from recipes.translation.data import software
+
+        return software.corpus(name.removeprefix("software-"))
     raise ValueError(f"--data {name!r}: there is no such corpus; there are {', '.join(NAMES)}")
