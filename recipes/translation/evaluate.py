@@ -22,6 +22,7 @@ from recipes.translation.batches import sources, targets
 from recipes.translation.data.pairs import Pair
 
 BATCH = 32
+STEPS = ("", ", the step after", ", both steps")
 
 
 @contextmanager
@@ -130,32 +131,46 @@ def aligned(model: Any, vocabulary: Any, valid: Sequence[Pair], test: Sequence[P
 
 
 def word_maps(model: Any, vocabulary: Any, pairs: Sequence[Pair]) -> list[Tensor]:
-    """(layers, heads, target words, source words) of every pair: cross-attention while the reference is read."""
+    """(steps, layers, heads, target words, source words) of every pair: cross-attention while the reference is read."""
     maps = []
     with counted("reading attention", len(pairs)) as advance:
         for pair in pairs:
-            maps.append(words_of(model, vocabulary, pair.source, pair.target))
+            maps.append(steps_of(model, vocabulary, pair.source, pair.target))
             advance(1)
     return maps
 
 
 def words_of(model: Any, vocabulary: Any, source: str, target: str) -> Tensor:
-    """(layers, heads, target words, source words) of one pair."""
+    """(layers, heads, target words, source words) of one pair, at the steps that predict the target's subwords."""
+    return steps_of(model, vocabulary, source, target)[0]
+
+
+def steps_of(model: Any, vocabulary: Any, source: str, target: str) -> Tensor:
+    """(3, layers, heads, target words, source words) of one pair, by `STEPS`.
+
+    A subword can be met at two steps: the one that predicts it, and the next one, which reads it (Chen et al., 2020,
+    "Accurate word alignment induction from neural machine translation"). The third is the mean of both.
+    """
     read, written = vocabulary.encode(source), vocabulary.encode(target)
     ids, lengths = sources([read])
     target_in, _ = targets([written])
-    weights = model.cross(ids, lengths, target_in)[:, 0, :, : len(written), : len(read)]
-    return alignment.of_words(weights, vocabulary.words(source), vocabulary.words(target))
+    weights = model.cross(ids, lengths, target_in)[:, 0, :, :, : len(read)]
+    predicts, reads = weights[..., : len(written), :], weights[..., 1 : len(written) + 1, :]
+    steps = torch.stack([predicts, reads, (predicts + reads) / 2])
+    return alignment.of_words(steps, vocabulary.words(source), vocabulary.words(target))
 
 
 def _views(maps: Sequence[Tensor]) -> dict[str, list[Tensor]]:
-    layers, heads = maps[0].shape[:2]
-    found: dict[str, Callable[[Tensor], Tensor]] = {"the mean of all": lambda one: one.mean((0, 1))}
-    for layer in range(layers):
-        found[f"layer {layer}, the mean of its heads"] = lambda one, at=layer: one[at].mean(0)
-        for head in range(heads):
-            found[f"layer {layer}, head {head}"] = lambda one, at=layer, own=head: one[at, own]
-    return {name: [view(one) for one in maps] for name, view in found.items()}
+    """Every way to read one matrix out of the maps: each step, of all, of a layer, of a head."""
+    _, layers, heads = maps[0].shape[:3]
+    found: dict[str, list[Tensor]] = {}
+    for step, said in enumerate(STEPS):
+        found[f"the mean of all{said}"] = [one[step].mean((0, 1)) for one in maps]
+        for layer in range(layers):
+            found[f"layer {layer}, the mean of its heads{said}"] = [one[step, layer].mean(0) for one in maps]
+            for head in range(heads):
+                found[f"layer {layer}, head {head}{said}"] = [one[step, layer, head] for one in maps]
+    return found
 
 
 def _links(pairs: Sequence[Pair]) -> list[tuple[Any, ...]]:

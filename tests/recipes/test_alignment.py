@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from recipes.translation import evaluate
 from recipes.translation.alignment import (
     Ibm1,
     Score,
@@ -76,3 +77,36 @@ def test_model_1_is_a_distribution_over_target_words() -> None:
     by_source = model._keys // len(model._targets)
     for word in range(len(model._sources)):
         assert model._table[by_source == word].sum() == pytest.approx(1.0)
+
+
+class Looking:
+    """Two words in, two out: the step that predicts a word looks at the first, the next step at the word itself."""
+
+    def cross(self, source: torch.Tensor, lengths: torch.Tensor, target_in: torch.Tensor) -> torch.Tensor:
+        rows = [[1.0, 0.0, 0.0], [1.0, 0.0, 0.0], [0.0, 1.0, 0.0]]
+        return torch.tensor(rows)[: target_in.shape[1], : source.shape[1]].expand(1, 1, 1, -1, -1)
+
+
+class Letters:
+    """A vocabulary with a subword for every word."""
+
+    def encode(self, text: str) -> list[int]:
+        return [4 for _ in text.split()]
+
+    def words(self, text: str) -> list[tuple[str, int, int]]:
+        return [(word, place, place + 1) for place, word in enumerate(text.split())]
+
+
+def test_the_step_that_reads_a_word_is_offered_and_chosen_where_it_is_better() -> None:
+    steps = evaluate.steps_of(Looking(), Letters(), "a b", "x y")
+    assert steps.shape == (3, 1, 1, 2, 2)
+    assert steps[:, 0, 0].tolist() == [
+        [[1.0, 0.0], [1.0, 0.0]],
+        [[1.0, 0.0], [0.0, 1.0]],
+        [[1.0, 0.0], [0.5, 0.5]],
+    ]
+    assert torch.equal(evaluate.words_of(Looking(), Letters(), "a b", "x y"), steps[0])
+    pair = Pair("a b", "x y", "1", (Link((0,), (0,)), Link((1,), (1,))))
+    found = evaluate.aligned(Looking(), Letters(), [pair], [pair])
+    assert found["attention"] == "the mean of all, the step after" and found["error"] == 0.0
+    assert found["tried"] == 9
