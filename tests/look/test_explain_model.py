@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,11 +13,12 @@ import transformers as hf
 from torch import nn
 
 import regard
-from regard.look import Keep, explain, watch
-from regard.look._explain_model import worked
+from regard.look import EVERYTHING, Keep, explain, watch
+from regard.look._explain_model import of_model, worked
 from regard.look._explain_trace import traced
 from regard.nn import RotaryPositions
 from tests.integrations import zoo
+from tests.look.explained import tensors
 from tests.models import byte_tokenizer
 
 SIZES: dict[str, Any] = {
@@ -282,3 +285,56 @@ def test_regards_own_rotary_positions_and_modules_of_other_kinds() -> None:
     ]
     assert made["queries"].checks and "by turn, a RotaryPositions" in made["keys"].note
     assert made["values"].formula == "v_j = module(v_j')" and not made["values"].checks
+
+
+def test_a_watched_model(bert_folder: Path) -> None:
+    worked = of_model("the cat sat", str(bert_folder), layer=1, head=2, token="cat")
+    assert worked.agrees, str(worked)
+    assert worked["context"].checks[-1].against == "what the model produced"
+    assert "what the model produced" in str(worked).splitlines()[-1]
+    names = [step.name for step in worked.steps]
+    assert names[:8] == [
+        "sentence",
+        "tokens",
+        "ids",
+        "embeddings",
+        "hidden states",
+        "queries",
+        "keys",
+        "values",
+    ]
+    assert all(worked[name].checks for name in ("embeddings", "queries", "keys", "values"))
+    assert "encoder.layer.1.attention.self.query" in worked["queries"].note
+
+
+def test_a_causal_model_whose_projections_are_fused(gpt_folder: Path) -> None:
+    worked = of_model("the cat", str(gpt_folder), layer=0, head=1, token="1")
+    assert worked.agrees, str(worked)
+    assert "part of h.0.attn.c_attn (48, 16)" in worked["queries"].note
+    assert all(worked[name].checks for name in ("queries", "keys", "values"))
+    masked = worked["masked"].numbers
+    assert masked is not None and bool((masked[2:] == -math.inf).all()) and bool(masked[:2].isfinite().all())
+
+
+def test_explaining_a_model_leaves_no_hooks(bert_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from regard.look import _explain_model, _model
+
+    loaded = _model.load_model(str(bert_folder))
+    monkeypatch.setattr(_explain_model, "load_model", lambda _: loaded)
+    of_model("the cat", "tiny", layer=0, head=0, token="0")
+    assert all(
+        not module._forward_hooks and not module._forward_pre_hooks for module in loaded.model.modules()
+    )
+
+
+def test_a_site_of_a_module_of_your_own() -> None:
+    class Cross(torch.nn.Module):
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            return torch.nn.functional.scaled_dot_product_attention(x, y, y, scale=0.7)
+
+    query, key, _ = tensors()
+    module = Cross()
+    with watch(module, keep=EVERYTHING) as record:
+        module(query, key.repeat_interleave(2, 1))
+    worked = explain(record.sites[0], token=4, head=1, sample=1)
+    assert worked.agrees and worked["scaled"].formula == "0.7 s_ij"
