@@ -39,7 +39,7 @@ class Vocabulary:
         trainer = trainers.BpeTrainer(
             vocab_size=size, special_tokens=list(SPECIAL), min_frequency=2, show_progress=False
         )
-        tokenizer.train_from_iterator(texts, trainer)
+        tokenizer.train_from_iterator(map(_unmarked, texts), trainer)
         if tokenizer.get_vocab_size() == len(SPECIAL):
             raise ValueError("vocabulary: expected texts to learn from, got none")
         return cls(tokenizer)
@@ -53,7 +53,7 @@ class Vocabulary:
 
     def encode(self, text: str) -> list[int]:
         """The ids of the subwords of a text, UNK for letters that no text of the training had."""
-        return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+        return list(self._tokenizer.encode(_unmarked(text), add_special_tokens=False).ids)
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of some ids; special ones are left out."""
@@ -62,7 +62,7 @@ class Vocabulary:
 
     def words(self, text: str) -> list[tuple[str, int, int]]:
         """The words of a text, each with its first subword and the one behind its last: places in ``encode(text)``."""
-        normal = self._tokenizer.normalizer.normalize_str(text)
+        normal = self._tokenizer.normalizer.normalize_str(_unmarked(text))
         found: list[tuple[str, int, int]] = []
         stop = 0
         for word in normal.split(" ") if normal else []:
@@ -88,3 +88,8 @@ class Vocabulary:
 
     def _written(self) -> bytes:
         return (str(self._tokenizer.to_str(pretty=False)) + "\n").encode()
+
+
+def _unmarked(text: str) -> str:
+    """The mark of a space, where it is a letter of the text, would be taken for a space inside a word."""
+    return text.replace(_MARK, "_")
