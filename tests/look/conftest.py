@@ -1,9 +1,10 @@
-"""A record whose weights can be read, for the tests of what draws records."""
+"""A record whose weights can be read, and a browser to look at its page, for the tests of what draws records."""
 
 import pytest
 import torch
 
-from regard.look import Record, Site, Token
+from regard.look import Record, Site, Token, html
+from tests.look.browser import Opened, chromium
 
 
 @pytest.fixture
@@ -33,3 +34,24 @@ def record() -> Record:
         site.__dict__["weights"] = torch.stack(pair)[None]
         sites.append(site)
     return Record(sites, text="<b>bold</b> 日本", model="toy", notes=["a note & more"])
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with chromium() as one:
+        yield one
+
+
+@pytest.fixture
+def opened(browser, tmp_path):
+    pages = []
+
+    def open_(record, scheme="light", *, address="", width=1280, budget=html.BUDGET, media=None, **place):
+        path = tmp_path / f"page{len(pages)}.html"
+        path.write_bytes(html.page(record, budget=budget, **place).encode())
+        pages.append(Opened(browser, path, address, width, color_scheme=scheme, **(media or {})))
+        return pages[-1]
+
+    yield open_
+    for one in pages:
+        one.page.close()
