@@ -8,20 +8,9 @@ import xml.etree.ElementTree as ET
 import pytest
 import torch
 
-from regard.cli import main
 from regard.look import Record, Site, Sizes, _look_run
+from tests.command import run
 from tests.look.pages import data_of, record_with
-
-
-def run(arguments, capfd):
-    """(exit code, stdout, stderr) of a command."""
-    code = 0
-    try:
-        main([str(argument) for argument in arguments])
-    except SystemExit as stop:
-        code = stop.code or 0
-    captured = capfd.readouterr()
-    return code, captured.out, captured.err
 
 
 @pytest.fixture(autouse=True)
