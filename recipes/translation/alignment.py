@@ -6,8 +6,10 @@ here always with one source word for every target word: the one it looks at most
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -147,6 +149,25 @@ class Ibm1:
             self._keys[at] == keys, self._table[at], 0.0
         )
         return found
+
+
+def eflomal(train: Sequence[Pair], pairs: Sequence[Pair]) -> list[Points]:
+    """For each target word one source word or none, by eflomal (Östling and Tiedemann, 2016), which must be installed.
+
+    It aligns what it learns from: `pairs` come first, then `train`. It samples, so that figures vary a little.
+    """
+    from eflomal import Aligner
+
+    every = [*pairs, *train]
+    source, target = (
+        [" ".join(map(_plain, text.split())) + "\n" for text in side]
+        for side in ([pair.source for pair in every], [pair.target for pair in every])
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "links"
+        Aligner().align(source, target, links_filename_fwd=str(path))
+        lines = path.read_text("utf-8").splitlines()
+    return [from_pharaoh(line) for line in lines[: len(pairs)]]
 
 
 def _plain(word: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import time
@@ -178,12 +179,19 @@ def _links(pairs: Sequence[Pair]) -> list[tuple[Any, ...]]:
 
 
 def baselines(train: Sequence[Pair], test: Sequence[Pair]) -> dict[str, Any]:
-    """The diagonal, and IBM Model 1 trained on the same pairs, by the same rule."""
+    """The diagonal, IBM Model 1 trained on the same pairs, and eflomal where it is installed, by the same rule."""
     known = alignment.Ibm1(train)
-    return {
+    found = {
         "diagonal": asdict(alignment.score([alignment.diagonal(pair) for pair in test], _links(test))),
         "IBM Model 1": asdict(alignment.score([known.align(pair) for pair in test], _links(test))),
     }
+    if importlib.util.find_spec("eflomal") is None:
+        print(
+            "without a statistical aligner beside it: pip install eflomal==2.0.0 (it is compiled from source)"
+        )
+    else:
+        found["eflomal"] = asdict(alignment.score(alignment.eflomal(train, test), _links(test)))
+    return found
 
 
 # ---------------------------------------------------------------------------- saying and saving

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.machinery
+import sys
+import types
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -110,3 +115,25 @@ def test_the_step_that_reads_a_word_is_offered_and_chosen_where_it_is_better() -
     found = evaluate.aligned(Looking(), Letters(), [pair], [pair])
     assert found["attention"] == "the mean of all, the step after" and found["error"] == 0.0
     assert found["tried"] == 9
+
+
+class Diagonal:
+    """Stands in for eflomal's aligner: the first word at the first; it refuses what is not a line a sentence."""
+
+    def align(self, source: list[str], target: list[str], links_filename_fwd: str) -> None:
+        assert source == ["god said\n", "a b\n"] and target == ["dios dijo\n", "x y\n"]
+        Path(links_filename_fwd).write_text("0-0 1-1\n0-0\n", "utf-8")
+
+
+def test_a_statistical_aligner_stands_beside_where_it_is_installed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train, test = [Pair("a b", "x y", "1", ())], [Pair("God said,", "Dios dijo:", "2", (Link((1,), (1,)),))]
+    module = types.ModuleType("eflomal")
+    module.__spec__ = importlib.machinery.ModuleSpec("eflomal", None)
+    module.Aligner = Diagonal
+    monkeypatch.setitem(sys.modules, "eflomal", module)
+    assert evaluate.baselines(train, test)["eflomal"] == {"precision": 1.0, "recall": 1.0, "error": 0.0}
+    monkeypatch.setattr(evaluate.importlib.util, "find_spec", lambda name: None)
+    assert "eflomal" not in evaluate.baselines(train, test)
+    assert "pip install eflomal" in capsys.readouterr().out
