@@ -173,6 +173,10 @@ HOSTILE = [
     (["look", "--record", "kept.npz", "--target", "a"], "--target means nothing beside --record"),
     (["look", "--image", "a.png", "--target", "a"], "--target means nothing beside --image"),
     (["compare", "--record", "kept.npz", "--record", "kept.npz", "--model", "MODEL"], "and nothing else"),
+    (
+        ["compare", "kept.npz", "kept.json"],
+        "kept.npz is a file, and texts are compared here; of saved records: regard compare --record kept.npz --record",
+    ),
     (broken(lambda here: (here / "kept.json").write_text("{")), "is not a record of regard"),
     (broken(lambda here: (here / "kept.npz").write_bytes(b"PK")), "is not a record of regard"),
     (

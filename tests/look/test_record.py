@@ -119,6 +119,13 @@ def test_what_is_no_record_is_refused(record, tmp_path, damage):
         Record.load(tmp_path / "x")
 
 
+def test_a_table_of_tokens_that_is_not_there(record, tmp_path):
+    _, described = record.save(tmp_path / "x")
+    edit(described, tokens=[])
+    with pytest.raises(ValueError, match="it names a table of tokens that it does not hold"):
+        Record.load(tmp_path / "x")
+
+
 def test_no_such_record(tmp_path):
     with pytest.raises(FileNotFoundError):
         Record.load(tmp_path / "x")

@@ -64,6 +64,12 @@ def _two(
             'give two texts: regard compare "one" "another", or one text and a second model: '
             f'regard compare "one" --other-model NAME; got {len(texts)} text{"" if len(texts) == 1 else "s"}'
         )
+    saved = [text for text in texts if text.endswith((".npz", ".json")) and Path(text).is_file()]
+    if saved:
+        named = " ".join(f"--record {text}" for text in texts)
+        raise ValueError(
+            f"{saved[0]} is a file, and texts are compared here; of saved records: regard compare {named}"
+        )
     if any(not text.strip() for text in texts):
         raise ValueError("the text is empty; give some words to look at")
     pairs = [(texts[0], model), (texts[-1], other_model or model)]

@@ -19,7 +19,7 @@ def write_all(contents: Mapping[Path, bytes]) -> None:
     except OSError as error:
         folder = next(iter(contents)).parent
         raise OSError(
-            f"cannot write to {folder}: {error.strerror or error}; name a folder that can be written (--out FOLDER)"
+            f"cannot write to {folder}: {error.strerror or error}; name a folder that can be written"
         ) from error
     finally:
         for path in waiting.values():
@@ -30,11 +30,9 @@ def write_all(contents: Mapping[Path, bytes]) -> None:
 def require_writable(folder: Path) -> None:
     """Refuse a folder that could not be written to, before any work is done for it."""
     if folder.exists() and not folder.is_dir():
-        raise OSError(f"cannot write to {folder}: it is a file; name a folder (--out FOLDER)")
+        raise OSError(f"cannot write to {folder}: it is a file; name a folder")
     nearest = folder.absolute()
     while not nearest.exists():
         nearest = nearest.parent
     if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
-        raise OSError(
-            f"cannot write to {folder}: {nearest} cannot be written; name another folder (--out FOLDER)"
-        )
+        raise OSError(f"cannot write to {folder}: {nearest} cannot be written; name another folder")

@@ -98,6 +98,8 @@ def unpack(path: str | Path) -> Record:
 
 def _broken(described: Path, error: Exception) -> ValueError:
     said = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+    if isinstance(error, IndexError):
+        said = "it names a table of tokens that it does not hold"
     return ValueError(f"{described} is not a record of regard (version {VERSION}): {said}")
 
 
