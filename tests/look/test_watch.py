@@ -168,6 +168,17 @@ def test_cross_attention_is_told_by_the_other_sequence(x):
     assert record.sites[1].lengths == (5, 3) and record.sites[1].weights.shape[-1] == 3
 
 
+def test_a_recurrent_decoders_attention_is_cross_attention_at_any_lengths(x):
+    from regard.nn import StepAttention
+
+    step = StepAttention(x.shape[-1], hidden_dim=4)
+    memory = step.project(x)
+    with look.watch(step, EVERYTHING) as record:
+        step(x, memory)
+        step(x[:, 0], memory)
+    assert [site.kind for site in record.sites] == ["cross", "cross"]
+
+
 def test_two_watches_at_once_both_see(x):
     model = SelfAttention()
     with look.watch(model, EVERYTHING) as outer, look.watch(model, EVERYTHING) as inner:

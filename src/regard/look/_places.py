@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from regard.nn import Memory
+
 # Arguments by which modules are handed the other sequence in cross-attention.
 _OTHER_SIDE = ("encoder_hidden_states", "key_value_states", "context", "cross_states")
 OUTSIDE = "(outside the model)"
@@ -93,6 +95,8 @@ def _names(function: Callable[..., Any]) -> tuple[str, ...]:
 
 
 def _crossed(names: tuple[str, ...], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    if any(isinstance(given, Memory) for given in (*args, *kwargs.values())):
+        return True  # a step of a recurrent decoder, however long the two sides are
     for other in _OTHER_SIDE:
         given = kwargs.get(other)
         if given is None and other in names and names.index(other) < len(args):
