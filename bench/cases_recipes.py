@@ -160,7 +160,6 @@ def _training(
         other_name=said,
         max_rounds=7,
         limits=(floor(bound, goal),),
-        row=name,
     )
 
 
@@ -174,7 +173,6 @@ CASES = (
         other_name="keys projected again",
         prepare=projected,
         limits=(floor(3, 5),),
-        row="step-decoder",
     ),
     _training(
         "train-transformer",

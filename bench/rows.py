@@ -75,19 +75,4 @@ ROWS = (
     Row("sparse-k", "the same", "PyPI entmax with k=, and matmuls"),
     Row("observe", "`observe`: all statistics, top 8, a map of 256 x 256, n = 2048 / 8192", "explicit torch"),
     Row("observe-plain", "the same, as a share of the plain forward's time (at most)", "our own `attention`"),
-    Row(
-        "step-decoder",
-        "a decoder's step, additive, 16 x 200 states of 256",
-        "keys projected again at each step",
-    ),
-    Row(
-        "train-transformer",
-        "training an encoder and a decoder layer, 16 x 40 tokens of 256",
-        "the same on `nn.MultiheadAttention`",
-    ),
-    Row(
-        "train-additive",
-        "training two GRUs with additive attention, 8 x 300 tokens of 256",
-        "the same on broadcast tanh(q + k)",
-    ),
 )
