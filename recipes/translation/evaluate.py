@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,6 +20,7 @@ from torch import Tensor
 from recipes.translation import alignment, checkpoint, data, decode, judge
 from recipes.translation.batches import sources, targets
 from recipes.translation.data.pairs import Pair
+from regard.look._files import write_all
 
 BATCH = 32
 STEPS = ("", ", the step after", ", both steps")
@@ -211,11 +211,4 @@ def _say(found: dict[str, Any]) -> None:
 
 def save(path: Path, found: dict[str, Any]) -> None:
     """Write the JSON, whole or not at all."""
-    save_text(path, json.dumps(found, ensure_ascii=False, indent=1) + "\n")
-
-
-def save_text(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".writing-{path.name}")
-    beside.write_text(text, encoding="utf-8")
-    os.replace(beside, path)
+    write_all({path: (json.dumps(found, ensure_ascii=False, indent=1) + "\n").encode()})

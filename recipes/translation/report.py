@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from recipes.translation.evaluate import save_text
+from regard.look._files import write_all
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = Path(__file__).resolve().parent / "results"
@@ -28,7 +28,8 @@ def report(
     if text.count(BEGIN) != 1 or text.count(END) != 1:
         raise ValueError(f"{page}: expected one line {BEGIN} and one {END}, got none or several")
     before, rest = text.split(BEGIN)
-    save_text(page, f"{before}{BEGIN}\n\n{tables(found)}\n{END}{rest.split(END)[1]}")
+    written = f"{before}{BEGIN}\n\n{tables(found)}\n{END}{rest.split(END)[1]}"
+    write_all({page: written.encode()})
     print(f"written: {page}")
 
 

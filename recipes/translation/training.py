@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import os
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ from recipes.translation import checkpoint
 from recipes.translation.batches import Batch, Encoded, Plan
 from recipes.translation.model import PAD, among, positive, share
 from recipes.translation.progress import Bar, clock
+from regard.look._files import write_all
 
 COLUMNS = ("step", "epoch", "training_loss", "validation_loss", "rate", "target_tokens", "seconds")
 
@@ -286,15 +286,18 @@ def _loss(logits: Tensor, batch: Batch, smoothing: float) -> Tensor:
 
 
 def write_losses(folder: Path, rows: Sequence[Sequence[float]], config: dict[str, Any]) -> None:
-    """``losses.csv`` and, from two rows on, ``losses.svg``; each whole or not at all."""
+    """``losses.csv`` and, from two rows on, ``losses.svg``: both or none."""
     out = io.StringIO(newline="")
     table = csv.writer(out, lineterminator="\n")
     table.writerow(COLUMNS)
     for row in rows:
         table.writerow([*map(int, row[:2]), *(f"{value:.6g}" for value in row[2:5]), int(row[5]), row[6]])
-    _place(folder / "losses.csv", out.getvalue())
+    files = {folder / "losses.csv": out.getvalue().encode()}
     if len(rows) > 1:
-        _place(folder / "losses.svg", _plot(rows, config))
+        files[folder / "losses.svg"] = _plot(rows, config).encode()
+    write_all(files)
+    for left in folder.glob(".losses.*.tmp"):  # by runs that were killed while they wrote
+        left.unlink()
 
 
 def _plot(rows: Sequence[Sequence[float]], config: dict[str, Any]) -> str:
@@ -310,9 +313,3 @@ def _plot(rows: Sequence[Sequence[float]], config: dict[str, Any]) -> str:
     title = "Loss a token, nats (training: smoothed)"
     name = f"losses of {config.get('data', 'a training')}"
     return svg([Panel(title, "step", lines, low, high if high > low else low + 1)], 1, name)
-
-
-def _place(path: Path, text: str) -> None:
-    beside = path.with_name(f".writing-{path.name}")
-    beside.write_text(text, encoding="utf-8")
-    os.replace(beside, path)

@@ -14,8 +14,9 @@ from torch import Tensor
 from recipes.translation import alignment, checkpoint, decode
 from recipes.translation import show as drawing
 from recipes.translation.batches import sources
-from recipes.translation.evaluate import save_text, words_of
+from recipes.translation.evaluate import words_of
 from recipes.translation.model import UNK
+from regard.look._files import write_all
 
 LONGEST = 1000  # subwords of a sentence
 
@@ -54,9 +55,9 @@ def translate(
         if show:
             drawing.terminal(line.split(), words, across, Console())
         if out is not None:
-            save_text(out, drawing.page(line.split(), words, across, found or line))
+            write_all({out: drawing.page(line.split(), words, across, found or line).encode()})
     if pharaoh is not None:
-        save_text(pharaoh, "".join(links))
+        write_all({pharaoh: "".join(links).encode()})
 
 
 def written(model: Any, vocabulary: Any, sentence: str, beam: int = 4, penalty: float = 0.6) -> str:

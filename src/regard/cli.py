@@ -214,12 +214,17 @@ def variants(
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line. A mistake is one message on stderr and exit code 2; REGARD_TRACEBACK=1 shows where."""
+    run(app, "regard", "regard", arguments)
+
+
+def run(app: typer.Typer, program: str, speaker: str, arguments: list[str] | None = None) -> None:
+    """Run a command line as `main` does. program: what its help calls it; speaker: who its messages are from."""
     from regard._fetch import FetchError
 
     # Ended from outside, a run still takes its temporary files and its children with it.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
-        app(args=arguments, prog_name="regard")
+        app(args=arguments, prog_name=program)
     except BrokenPipeError:
         # Whoever read the output has gone: leave quietly, and keep Python from flushing into the closed pipe.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -227,7 +232,7 @@ def main(arguments: list[str] | None = None) -> None:
     except (FetchError, OSError, TypeError, ValueError) as error:
         if os.environ.get("REGARD_TRACEBACK"):
             raise
-        sys.stderr.write(f"regard: {error}\n")
+        sys.stderr.write(f"{speaker}: {error}\n")
         sys.exit(2)
 
 

@@ -50,13 +50,13 @@ def test_train_resume_and_translate(run: Run, tmp_path: Path) -> None:
     assert (code, err.count("\n")) == (2, 1) and "--resume" in err
     code, _, err = run("train", *SMALL, "--out", folder, "--epochs", 1, "--resume")
     assert code == 0 and "the budget was spent already" in err and first.exists()
-    (folder / ".writing-losses.csv").write_text("left by a killed run", encoding="utf-8")
+    (folder / ".losses.csv.1.tmp").write_text("left by a killed run", encoding="utf-8")
     (folder / ".writing-abc").mkdir()
     code, _, err = run("train", *SMALL, "--out", folder, "--epochs", 2, "--resume")
     assert code == 0, err
     later = checkpoint.newest(folder, "last")
     assert later is not None and later.name > first.name and not first.exists()
-    assert not (folder / ".writing-abc").exists() and not (folder / ".writing-losses.csv").exists()
+    assert not (folder / ".writing-abc").exists() and not (folder / ".losses.csv.1.tmp").exists()
     assert (folder / "losses.svg").is_file() and (folder / "losses.csv").is_file()
     for width in (1, 3):
         code, out, err = run("translate", "abc", "--model", folder, "--beam", width)

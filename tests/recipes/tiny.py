@@ -8,6 +8,7 @@ import os
 import random
 import signal
 from pathlib import Path
+from unittest.mock import patch
 
 from recipes.translation import __main__, data
 from recipes.translation.data.pairs import Corpus, Pair
@@ -74,8 +75,8 @@ def main() -> None:
         if self.place.step == fatal:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    Training._step = step  # type: ignore[method-assign]
-    __main__.main()
+    with patch.object(Training, "_step", step):
+        __main__.main()
 
 
 if __name__ == "__main__":

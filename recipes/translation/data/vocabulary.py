@@ -6,11 +6,12 @@ Words are what white space separates; punctuation is apart from letters, so that
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+
+from regard.look._files import write_all
 
 PAD, BOS, EOS, UNK = 0, 1, 2, 3
 SPECIAL = ("<pad>", "<bos>", "<eos>", "<unk>")
@@ -72,9 +73,7 @@ class Vocabulary:
 
     def save(self, path: Path) -> None:
         """Write the file, whole or not at all."""
-        beside = path.with_name(f".writing-{path.name}")
-        beside.write_bytes(self._written())
-        os.replace(beside, path)
+        write_all({path: self._written()})
 
     @classmethod
     def load(cls, path: Path) -> Vocabulary:
