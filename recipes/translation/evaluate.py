@@ -20,7 +20,7 @@ from torch import Tensor
 from recipes.translation import alignment, checkpoint, data, decode, judge
 from recipes.translation.batches import sources, targets
 from recipes.translation.data.pairs import Pair
-from regard.look._files import write_all
+from regard.look._files import require_writable, write_all
 
 BATCH = 32
 STEPS = ("", ", the step after", ", both steps")
@@ -50,6 +50,8 @@ def evaluate(
     for name, given in (("--words", words), ("--limit", limit), ("--threads", threads), ("--beam", beam - 1)):
         if given < 0:
             raise ValueError(f"{name}: expected a number from {1 if name == '--beam' else 0} on")
+    if out is not None:
+        require_writable(out.parent)
     if threads:
         torch.set_num_threads(threads)
     made, vocabulary, config = checkpoint.load_model(model)

@@ -13,6 +13,7 @@ import typer
 from recipes.translation import checkpoint
 from recipes.translation.batches import Encoded
 from recipes.translation.model import build, describe, parameters
+from regard.look._files import require_writable
 
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "dates": {"width": 128, "vocabulary": 600, "hidden": 512, "dropout": 0.1}
@@ -119,7 +120,10 @@ def train(
     last = _room(out, resume, accelerator.is_main_process)
     with accelerator.main_process_first():
         corpus = _corpus(data)
-    out.mkdir(parents=True, exist_ok=True)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OSError(f"--out: cannot make {out}: {error.strerror}; take another folder") from error
     size = vocabulary or _DEFAULTS.get(data, {}).get("vocabulary", 8000)
     corpus = [_short(part, words) for part in (corpus.train, corpus.valid)]
     known = _vocabulary(corpus[0], size, last, out, accelerator)
@@ -189,6 +193,7 @@ def _room(out: Path, resume: bool, main: bool) -> Path | None:
     """The checkpoint to go on from, if one is to be gone on from."""
     if out.exists() and not out.is_dir():
         raise ValueError(f"--out: expected a folder, or a name for a new one; {out} is a file")
+    require_writable(out)
     last = checkpoint.newest(out, "last")
     if last is not None and not resume:
         raise ValueError(

@@ -16,7 +16,7 @@ from recipes.translation import show as drawing
 from recipes.translation.batches import sources
 from recipes.translation.evaluate import words_of
 from recipes.translation.model import UNK
-from regard.look._files import write_all
+from regard.look._files import require_writable, write_all
 
 LONGEST = 1000  # subwords of a sentence
 
@@ -37,6 +37,9 @@ def translate(
     ] = None,
 ) -> None:
     """Translate a sentence with a trained model."""
+    for file in (out, pharaoh):
+        if file is not None:
+            require_writable(file.parent)
     made, vocabulary, _ = checkpoint.load_model(model)
     lines = sys.stdin.read().splitlines() if sentence == "-" else [sentence]
     if not lines:

@@ -140,3 +140,21 @@ def test_a_run_needs_a_folder(run: Run, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("", encoding="utf-8")
     code, _, err = run("train", *SMALL, "--out", tmp_path / "file", "--epochs", 1)
     assert (code, err.count("\n")) == (2, 1) and "is a file" in err
+
+
+def test_a_place_that_cannot_be_written_is_refused_before_any_work(run: Run, tmp_path: Path) -> None:
+    nowhere = tmp_path / "file"
+    nowhere.write_text("", encoding="utf-8")
+    for command in (
+        ("translate", "abc", "--out", nowhere / "x.html"),
+        ("translate", "abc", "--pharaoh", nowhere / "x.txt"),
+        ("evaluate", "--out", nowhere / "x.json"),
+    ):
+        code, out, err = run(*command, "--model", tmp_path / "none")
+        assert (code, out, err.count("\n")) == (
+            2,
+            "",
+            1,
+        ) and f"cannot write to {nowhere}: it is a file" in err
+    code, _, err = run("train", *SMALL, "--out", "/proc/nowhere", "--epochs", 1)
+    assert (code, err.count("\n")) == (2, 1) and "cannot " in err and "/proc/nowhere" in err
