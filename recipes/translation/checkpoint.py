@@ -101,7 +101,8 @@ def resolve(folder: Path) -> Path:
     if found is None:
         what = "holds no checkpoint" if folder.is_dir() else "is not there"
         raise CheckpointError(
-            f"{folder} {what}; train one first: python -m recipes.translation train --out {folder}"
+            f"{folder} {what}; train one first: "
+            f"python -m recipes.translation train --data dates --minutes 3 --out {folder}"
         )
     return found
 
@@ -167,7 +168,9 @@ def load_state(place: Path) -> dict[str, Any]:
     try:
         state = torch.load(path, weights_only=True)
     except Exception as error:
-        raise CheckpointError(f"cannot read {path}: {str(error).splitlines()[0]}") from error
+        raise CheckpointError(
+            f"cannot read {path}: it is damaged, or no state of a training; train anew into another folder"
+        ) from error
     if not isinstance(state, dict):
         raise CheckpointError(f"{path}: expected the state of a training")
     return state

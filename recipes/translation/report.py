@@ -83,7 +83,11 @@ def _lengths(found: dict[str, dict[str, Any]]) -> str:
     if not kept:
         return ""
     ends = sorted({row["from"] for rows in kept.values() for row in rows})
-    lines = [f"| words | {' | '.join(f'`{name}`' for name in kept)} |", f"|---|{'---|' * len(kept)}"]
+    lines = [
+        "chrF of the beam's translations by the words of the source; in brackets, how many sentences:",
+        "",
+    ]
+    lines += [f"| words | {' | '.join(f'`{name}`' for name in kept)} |", f"|---|{'---|' * len(kept)}"]
     for low in ends:
         cells = []
         for rows in kept.values():

@@ -242,7 +242,7 @@ def _same(last: Path, config: dict[str, Any], known: Any) -> None:
     """Raise CheckpointError where a checkpoint is of another training than the one asked for."""
     saved = checkpoint.load_config(last)
     checkpoint.same_vocabulary(last, saved, known)
-    for name in ("model", "data", "words", "seed", "training"):
+    for name in ("data", "words", "seed", "model", "training"):
         was, now = saved.get(name), config[name]
         if name == "training" and isinstance(was, dict) and now["schedule"] == "root":
             was = {**was, "steps": now["steps"]}  # only a budget where the rate does not depend on it

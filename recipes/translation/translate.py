@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -27,7 +28,7 @@ def translate(
     beam: Annotated[int, typer.Option(help="Width of the beam; 1 is greedy.")] = 4,
     penalty: Annotated[float, typer.Option(help="Length penalty of the beam.")] = 0.6,
     show: Annotated[bool, typer.Option("--show", help="Draw which words were looked at.")] = False,
-    out: Annotated[Path | None, typer.Option(help="Write that drawing to an .html file too.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Write that drawing to an .html file.")] = None,
     pharaoh: Annotated[
         Path | None, typer.Option(help="Write hard links, a line a sentence: 0-0 1-2 ...")
     ] = None,
@@ -37,19 +38,26 @@ def translate(
     ] = None,
 ) -> None:
     """Translate a sentence with a trained model."""
-    for file in (out, pharaoh):
-        if file is not None:
-            require_writable(file.parent)
+    _writable(out, pharaoh)
+    if beam < 1:
+        raise ValueError(f"--beam: expected 1 or more, got {beam}")
+    if not math.isfinite(penalty):
+        raise ValueError(f"--penalty: expected a number, got {penalty}")
     made, vocabulary, _ = checkpoint.load_model(model)
-    lines = sys.stdin.read().splitlines() if sentence == "-" else [sentence]
-    if not lines:
-        raise ValueError("sentence: expected at least one line on standard input, got none")
+    _known(made, layer, head)
+    lines = _lines() if sentence == "-" else [sentence]
     if out is not None and len(lines) > 1:
         raise ValueError(f"--out: expected one sentence, got {len(lines)}; --pharaoh takes many")
     links = []
     for line in lines:
+        if sentence == "-" and not line.strip():  # blank lines of a text stay
+            print()
+            links.append("\n")
+            continue
         found = written(made, vocabulary, line, beam, penalty)
         print(found)
+        if not found:
+            print("the model wrote nothing for this sentence; a longer training may help", file=sys.stderr)
         if not (show or out or pharaoh):
             continue
         words = found.split()
@@ -61,6 +69,36 @@ def translate(
             write_all({out: drawing.page(line.split(), words, across, found or line).encode()})
     if pharaoh is not None:
         write_all({pharaoh: "".join(links).encode()})
+
+
+def _writable(out: Path | None, pharaoh: Path | None) -> None:
+    if out is not None and out.suffix != ".html":
+        raise ValueError(f"--out: expected a name that ends in .html, got {out.name}")
+    for file in (out, pharaoh):
+        if file is not None:
+            require_writable(file.parent)
+
+
+def _known(model: Any, layer: int | None, head: int | None) -> None:
+    """Refuse a layer or head that the model has not, before anything is translated."""
+    heads = getattr(model.sizes, "heads", 1)
+    layers = model.sizes.layers if hasattr(model.sizes, "heads") else 1
+    for name, place, many in (("layer", layer, layers), ("head", head, heads)):
+        if place is not None and not 0 <= place < many:
+            there = (
+                f"the only {name} of this model's attention is 0" if many == 1 else f"give 0 to {many - 1}"
+            )
+            raise ValueError(f"--{name} {place}: {there}")
+
+
+def _lines() -> list[str]:
+    try:
+        lines = sys.stdin.buffer.read().decode("utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"sentence: expected UTF-8 on standard input; byte {error.start} is none") from error
+    if not any(line.strip() for line in lines):
+        raise ValueError("sentence: expected at least one line on standard input, got none")
+    return lines
 
 
 def written(model: Any, vocabulary: Any, sentence: str, beam: int = 4, penalty: float = 0.6) -> str:
@@ -82,9 +120,6 @@ def word_weights(
     if not translation:
         return torch.zeros(0, len(sentence.split()))
     maps = words_of(model, vocabulary, sentence, translation)
-    for name, place, many in (("layer", layer, maps.shape[0]), ("head", head, maps.shape[1])):
-        if place is not None and not 0 <= place < many:
-            raise ValueError(f"--{name}: this model has {name}s 0 to {many - 1}; got {place}")
     chosen = maps[-1 if layer is None else layer]
     return chosen.mean(0) if head is None else chosen[head]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -74,7 +75,7 @@ def test_train_resume_and_translate(run: Run, tmp_path: Path) -> None:
     assert (code, err) == (0, "") and len(rows) >= len(text.split())
     assert page.read_text(encoding="utf-8").count('<th scope="col"') == 2
     code, _, err = run("translate", "abc", "--model", folder, "--pharaoh", links, "--head", 1)
-    assert (code, err.count("\n")) == (2, 1) and "has heads 0 to 0; got 1" in err
+    assert (code, err.count("\n")) == (2, 1) and "--head 1: the only head" in err
 
 
 def test_a_resumed_training_must_be_the_same_one(run: Run, tmp_path: Path) -> None:
@@ -158,3 +159,49 @@ def test_a_place_that_cannot_be_written_is_refused_before_any_work(run: Run, tmp
         ) and f"cannot write to {nowhere}: it is a file" in err
     code, _, err = run("train", *SMALL, "--out", "/proc/nowhere", "--epochs", 1)
     assert (code, err.count("\n")) == (2, 1) and "cannot " in err and "/proc/nowhere" in err
+
+
+def test_what_translate_is_given_is_looked_at_first(run: Run, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    assert run("train", *SMALL, "--out", folder, "--epochs", 1)[0] == 0
+    for options, said in (
+        (("--out", tmp_path / "x.png"), "--out: expected a name that ends in .html, got x.png"),
+        (("--layer", 9), "--layer 9: the only layer"),
+        (("--beam", 0), "--beam: expected 1 or more, got 0"),
+        (("--penalty", "nan"), "--penalty: expected a number, got nan"),
+    ):
+        code, out, err = run("translate", "abc", "--model", folder, *options)
+        assert (code, out, err.count("\n")) == (2, "", 1) and said in err
+
+
+def test_lines_on_standard_input(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "run"
+    assert run("train", *SMALL, "--out", folder, "--epochs", 1)[0] == 0
+
+    def given(data: bytes) -> None:
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(data), encoding="utf-8"))
+
+    given(b"a\n\nb c\n")
+    code, out, _ = run("translate", "-", "--model", folder, "--pharaoh", tmp_path / "links")
+    assert code == 0 and out.count("\n") == 3 and out.splitlines()[1] == ""
+    assert (tmp_path / "links").read_text(encoding="utf-8").splitlines()[1] == ""
+    for data, said in (
+        (b"\n \n", "expected at least one line"),
+        (b"ab\xff\n", "expected UTF-8 on standard input; byte 2"),
+    ):
+        given(data)
+        code, out, err = run("translate", "-", "--model", folder)
+        assert (code, out, err.count("\n")) == (2, "", 1) and said in err
+
+
+def test_a_damaged_state_is_said_in_our_words(run: Run, tmp_path: Path) -> None:
+    assert run("train", *SMALL, "--out", tmp_path, "--epochs", 1)[0] == 0
+    last = checkpoint.newest(tmp_path, "last")
+    assert last is not None
+    (last / "state" / "training.pt").write_bytes(b"garbage")
+    code, _, err = run("train", *SMALL, "--out", tmp_path, "--epochs", 2, "--resume")
+    assert (
+        code == 2
+        and "training.pt: it is damaged, or no state of a training" in err
+        and "weights_only" not in err
+    )
